@@ -1,0 +1,1 @@
+"""The machines: what is in them, and bringing up Ray on them."""

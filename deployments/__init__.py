@@ -1,0 +1,1 @@
+"""Thin Ray Serve shells that wire engine, router and cluster together."""

@@ -1,0 +1,1 @@
+"""Entry scripts of `ray job submit`."""

@@ -1,0 +1,1 @@
+"""One GPU rank: token ids in, token ids out."""

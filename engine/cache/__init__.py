@@ -1,0 +1,1 @@
+"""Where KV lives. Torch-free."""

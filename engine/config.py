@@ -1,0 +1,40 @@
+"""What an engine is told at start. Frozen; derived values are properties."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BLOCK_SIZE = 64  # tokens of one sequence in one block (design: blocks and slabs)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """The KV pool. `kv_cache_bytes` covers keys and values of all layers of this rank."""
+
+    kv_cache_bytes: int = 1 << 30
+    block_size: int = BLOCK_SIZE
+    enable_prefix_cache: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`max_num_batched_tokens` bounds the tokens of one step, decode and prefill together."""
+
+    max_num_sequences: int = 64
+    max_num_batched_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """`dtype` "auto" takes the checkpoint's; on CPU that becomes float32 (exact, and as fast).
+
+    `max_model_len` None takes the checkpoint's context length.
+    """
+
+    model_path: Path
+    device: str = "cpu"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    num_threads: int = 1
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    check_integrity: bool = False  # after every step; tests turn it on

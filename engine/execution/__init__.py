@@ -1,0 +1,1 @@
+"""How a scheduled batch becomes sampled tokens."""

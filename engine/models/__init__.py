@@ -1,0 +1,1 @@
+"""The decoder, driven by a Hugging Face config."""

@@ -1,0 +1,63 @@
+"""What a step gives back. Plain values: they cross threads and processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.sequence import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one sequence. `cached_tokens` are part of `prompt_tokens`."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities of the raw distribution (before temperature and penalties)."""
+
+    logprob: float  # of the sampled token
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One entry for each sequence of the batch that samples, in batch order."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceOutput:
+    """New tokens of one sequence. `usage` is final when `finish_reason` is set."""
+
+    seq_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]  # empty unless asked for
+    finish_reason: FinishReason | None
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_waiting: int
+    num_running: int
+    num_preempted: int
+    num_free_blocks: int  # free or evictable
+    num_blocks: int
+    step_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    outputs: tuple[SequenceOutput, ...]
+    stats: StepStats

@@ -1,0 +1,1 @@
+"""Protocols and policy: Claude and OpenAI dialects over exchangeable backends."""
