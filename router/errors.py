@@ -1,0 +1,106 @@
+"""Everything the router raises on purpose. Each error knows its HTTP status and its name in both
+dialects; the bodies are written in `protocols/*/encode.py`.
+
+RouterError                 500  api_error
+├── InvalidRequest          400  invalid_request_error; `param` names the field
+│   └── UnsupportedFeature  400  legal in the dialect, not on this model; says what to do
+├── AuthenticationFailed    401  authentication_error
+├── PermissionDenied        403  permission_error
+├── NotFound                404  not_found_error
+│   └── ModelNotFound       404
+├── MethodNotAllowed        405  invalid_request_error
+├── RequestTooLarge         413  request_too_large
+├── Overloaded              529  overloaded_error
+└── BackendError            500  api_error: the generation broke
+    └── BackendUnavailable  503  api_error: nothing can answer now, a retry may help
+"""
+
+from typing import ClassVar
+
+
+class RouterError(Exception):
+    """`retry_after_s` is sent when a retry can help; `should_retry` overrides the SDKs' own rule."""
+
+    status: ClassVar[int] = 500
+    anthropic_type: ClassVar[str] = "api_error"
+    openai_type: ClassVar[str] = "server_error"
+    openai_code: ClassVar[str | None] = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        should_retry: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.should_retry = should_retry
+
+
+class InvalidRequest(RouterError):
+    status = 400
+    anthropic_type = "invalid_request_error"
+    openai_type = "invalid_request_error"
+
+
+class UnsupportedFeature(InvalidRequest):
+    openai_code = "unsupported_value"
+
+
+class AuthenticationFailed(RouterError):
+    status = 401
+    anthropic_type = "authentication_error"
+    openai_type = "invalid_request_error"
+    openai_code = "invalid_api_key"
+
+
+class PermissionDenied(RouterError):
+    status = 403
+    anthropic_type = "permission_error"
+    openai_type = "invalid_request_error"
+    openai_code = "permission_denied"
+
+
+class NotFound(RouterError):
+    status = 404
+    anthropic_type = "not_found_error"
+    openai_type = "invalid_request_error"
+    openai_code = "not_found"
+
+
+class ModelNotFound(NotFound):
+    openai_code = "model_not_found"
+
+
+class MethodNotAllowed(RouterError):
+    status = 405
+    anthropic_type = "invalid_request_error"
+    openai_type = "invalid_request_error"
+    openai_code = "method_not_allowed"
+
+
+class RequestTooLarge(RouterError):
+    status = 413
+    anthropic_type = "request_too_large"
+    openai_type = "invalid_request_error"
+    openai_code = "request_too_large"
+
+
+class Overloaded(RouterError):
+    status = 529
+    anthropic_type = "overloaded_error"
+    openai_type = "server_error"
+    openai_code = "overloaded"
+
+
+class BackendError(RouterError):
+    """The generation broke; nothing of the caller's is at fault."""
+
+
+class BackendUnavailable(BackendError):
+    status = 503
+    openai_code = "service_unavailable"
