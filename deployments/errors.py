@@ -1,0 +1,23 @@
+"""Everything bring-up raises on purpose.
+
+DeploymentError
+├── ConfigError          a setting is wrong; names it
+├── ModelFilesError      model files cannot be used; names file and tensor
+└── BringUpError         the cluster did not come up; says what to check
+"""
+
+
+class DeploymentError(Exception):
+    """Root of the tree. Printed without a traceback by the command line."""
+
+
+class ConfigError(DeploymentError):
+    """A setting is wrong."""
+
+
+class ModelFilesError(DeploymentError):
+    """Model files are missing, damaged or of a kind that cannot be served."""
+
+
+class BringUpError(DeploymentError):
+    """The cluster did not come up."""
