@@ -11,6 +11,7 @@ class FinishReason(StrEnum):
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
     LENGTH = "length"
+    CONTEXT_WINDOW = "context_window"  # the context ran out before the caller's limit
     ABORT = "abort"
 
 

@@ -1,0 +1,44 @@
+"""What a backend of token ids must do. `deployments` injects the local engine; tests inject fakes."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from router.generation import GenerationRequest, TokenEvent, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """A snapshot, seconds old at most. Totals count since the backend started."""
+
+    ready: bool
+    reason: str  # why it is not ready; empty when it is
+    num_running: int = 0
+    num_waiting: int = 0
+    num_free_blocks: int = 0
+    num_blocks: int = 0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    completion_tokens_total: int = 0
+    preemptions_total: int = 0
+
+
+class Backend(Protocol):
+    """A generation outlives its reader: `submit` starts it, `subscribe` reads it, any number of
+    times and from anywhere, `abort` ends it. All raise errors of `router.errors` only."""
+
+    async def submit(self, request: GenerationRequest) -> None:
+        """Start the generation. Raises InvalidRequest when it can never run, BackendUnavailable."""
+
+    def subscribe(self, request_id: str, after_index: int = 0) -> AsyncIterator[list[TokenEvent]]:
+        """Yield the tokens from position `after_index` of the completion on, to the last event.
+
+        Raises NotFound for an unknown or expired id, BackendError when the generation broke.
+        """
+
+    async def abort(self, request_id: str) -> Usage | None:
+        """End the generation, free what it holds, and return its final usage; idempotent.
+        None when the id is unknown or expired."""
+
+    async def status(self) -> BackendStatus:
+        """Never raises: what cannot be asked is not ready, with the reason."""
