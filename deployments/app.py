@@ -1,0 +1,13 @@
+"""Config in, Serve application out. Pure: nothing starts, nothing is read but the model's folder."""
+
+from ray import serve
+
+from deployments.config import AppConfig
+from deployments.flash_engine import engine_deployment
+from deployments.model_files import ModelFiles
+from deployments.router_ingress import router_deployment
+
+
+def build_app(config: AppConfig, model: ModelFiles) -> serve.Application:
+    engine = engine_deployment(str(model.path), config.engine)
+    return router_deployment(config, str(model.path), engine)

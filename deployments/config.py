@@ -1,0 +1,71 @@
+"""The one configuration of an app, from YAML or defaults: what every deployment is built from."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deployments.errors import ConfigError
+from deployments.model_files import BUILT_IN_MODEL
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineSettings(Settings):
+    """`max_model_len` null takes the checkpoint's. `step_timeout_s`: a rank with work in flight
+    and no finished step for so long is restarted."""
+
+    device: str = "cpu"
+    dtype: str = "auto"
+    max_model_len: int | None = Field(None, ge=64)
+    kv_cache_gib: float = Field(1.0, gt=0)
+    max_num_sequences: int = Field(32, ge=1)
+    max_num_batched_tokens: int = Field(256, ge=1)
+    enable_prefix_cache: bool = True
+    num_threads: int = Field(1, ge=1)
+    step_timeout_s: float = Field(60.0, gt=0)
+    lease_s: float = Field(10.0, gt=0)
+    retention_s: float = Field(60.0, gt=0)
+
+
+class RouterSettings(Settings):
+    num_replicas: int = Field(1, ge=1)
+    keep_alive_s: float = Field(10.0, gt=0, le=15)
+    max_body_mib: int = Field(32, ge=1)
+    max_ongoing_requests: int = Field(1000, ge=1)
+
+
+class HttpSettings(Settings):
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+
+
+class AppConfig(Settings):
+    """`key_hashes` maps the SHA-256 of an API key to its team."""
+
+    model: str = BUILT_IN_MODEL
+    served_name: str | None = None
+    aliases: tuple[str, ...] = ()
+    key_hashes: dict[str, str] = Field(default_factory=dict)
+    engine: EngineSettings = EngineSettings()
+    router: RouterSettings = RouterSettings()
+    http: HttpSettings = HttpSettings()
+
+
+def load_config(file: Path) -> AppConfig:
+    """Raises ConfigError naming the file and every wrong field."""
+    try:
+        content: Any = yaml.safe_load(file.read_text()) or {}
+    except (OSError, yaml.YAMLError) as exc:
+        raise ConfigError(f"{file}: cannot be read as YAML: {exc}") from exc
+    try:
+        return AppConfig.model_validate(content)
+    except ValidationError as exc:
+        faults = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+            for fault in exc.errors()
+        )
+        raise ConfigError(f"{file}: {faults}") from exc

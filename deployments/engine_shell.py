@@ -1,0 +1,241 @@
+"""The text-free, Ray-free part of an engine replica: journals, leases, and the pump that reads the
+ranks. The step loop runs elsewhere (a rank actor); nothing here ever blocks on it."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from deployments.journal import Journal
+from deployments.wire import to_router_error, to_sampling_params, to_token_event, to_usage
+from engine.errors import EngineError, EngineStopped
+from engine.outputs import StepOutput
+from engine.outputs import Usage as EngineUsage
+from engine.sampling_params import SamplingParams
+from router.backends.base import BackendStatus
+from router.errors import BackendUnavailable, InvalidRequest, NotFound
+from router.generation import FinishReason, GenerationRequest, TokenEvent, Usage
+
+logger = logging.getLogger(__name__)
+
+SWEEP_INTERVAL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One rank's own numbers. `stalled_s`: time without a finished step while work is in flight."""
+
+    stalled_s: float
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    num_blocks: int
+    prompt_tokens_total: int
+    cached_tokens_total: int
+    completion_tokens_total: int
+    preemptions_total: int
+
+
+class RankClient(Protocol):
+    """A rank as the shell sees it. Raises EngineError: EngineStopped when the rank is gone."""
+
+    async def add(
+        self,
+        seq_id: str,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        cache_salt: bytes,
+        priority: int,
+    ) -> None: ...
+
+    async def abort(self, seq_id: str) -> EngineUsage | None: ...
+
+    async def next_outputs(self) -> list[StepOutput]: ...
+
+    async def status(self) -> RankStatus: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShellOptions:
+    lease_s: float = 10.0
+    retention_s: float = 60.0
+    step_timeout_s: float = 60.0
+
+
+class EngineShell:
+    """`start` begins pumping; `stop` ends it. All methods run on one event loop."""
+
+    def __init__(
+        self,
+        rank: RankClient,
+        options: ShellOptions,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rank = rank
+        self._options = options
+        self._clock = clock
+        self._journals: dict[str, Journal] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopped: str | None = None
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._pump()), asyncio.create_task(self._sweep())]
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def submit(self, request: GenerationRequest) -> None:
+        """Start a generation under a lease. Raises InvalidRequest, BackendUnavailable."""
+        if self._stopped is not None:
+            raise BackendUnavailable(f"the engine is restarting: {self._stopped}", retry_after_s=10)
+        if request.request_id in self._journals:
+            raise InvalidRequest(f"request id {request.request_id} is already in use")
+        params = to_sampling_params(request.sampling)
+        journal = Journal(request, self._clock() + self._options.lease_s)
+        self._journals[request.request_id] = journal
+        try:
+            await self._rank.add(
+                request.request_id,
+                request.prompt_token_ids,
+                params,
+                request.cache_salt.encode(),
+                request.priority,
+            )
+        except EngineError as exc:
+            del self._journals[request.request_id]
+            raise to_router_error(exc) from exc
+
+    async def subscribe(
+        self, request_id: str, after_index: int = 0
+    ) -> AsyncGenerator[list[TokenEvent], None]:
+        """Read from position `after_index`. The last reader to leave starts the grace period."""
+        journal = self._journal(request_id)
+        journal.num_readers += 1
+        journal.deadline_s = self._clock() + self._options.lease_s
+        try:
+            async for events in journal.read(after_index):
+                yield events
+        finally:
+            journal.num_readers -= 1
+            if journal.num_readers == 0 and not journal.has_ended:
+                journal.deadline_s = self._clock() + journal.request.grace_s
+                await self._abort_expired([journal])
+
+    async def renew(self, request_ids: Iterable[str]) -> None:
+        """The readers of these generations are still there."""
+        deadline_s = self._clock() + self._options.lease_s
+        for request_id in request_ids:
+            journal = self._journals.get(request_id)
+            if journal is not None and journal.num_readers > 0:
+                journal.deadline_s = max(journal.deadline_s, deadline_s)
+
+    async def abort(self, request_id: str) -> Usage | None:
+        """End a generation; its final usage, also when it had already ended. Idempotent."""
+        journal = self._journals.get(request_id)
+        if journal is None:
+            return None
+        if not journal.has_ended:
+            usage = await self._abort_sequence(request_id)
+            if usage is not None and not journal.has_ended:
+                self._end(journal, usage)
+        return journal.usage
+
+    async def status(self) -> BackendStatus:
+        if self._stopped is not None:
+            return BackendStatus(ready=False, reason=self._stopped)
+        try:
+            rank = await self._rank.status()
+        except EngineError as exc:
+            return BackendStatus(ready=False, reason=str(exc))
+        reason = self._stall(rank)
+        return BackendStatus(
+            ready=reason == "",
+            reason=reason,
+            num_running=rank.num_running,
+            num_waiting=rank.num_waiting,
+            num_free_blocks=rank.num_free_blocks,
+            num_blocks=rank.num_blocks,
+            prompt_tokens_total=rank.prompt_tokens_total,
+            cached_tokens_total=rank.cached_tokens_total,
+            completion_tokens_total=rank.completion_tokens_total,
+            preemptions_total=rank.preemptions_total,
+        )
+
+    @property
+    def num_journals(self) -> int:
+        return len(self._journals)
+
+    def _journal(self, request_id: str) -> Journal:
+        journal = self._journals.get(request_id)
+        if journal is None:
+            raise NotFound(f"generation {request_id} is unknown here or has expired")
+        return journal
+
+    def _stall(self, rank: RankStatus) -> str:
+        if rank.stalled_s <= self._options.step_timeout_s:
+            return ""
+        return f"no step finished for {rank.stalled_s:.0f} s with work in flight"
+
+    async def _pump(self) -> None:
+        """Move what the ranks produced into the journals until the engine stops."""
+        try:
+            while True:
+                for step in await self._rank.next_outputs():
+                    self._record(step)
+        except EngineError as exc:
+            logger.error("engine stopped reason=%s", exc)
+            self._fail_all(exc)
+
+    def _record(self, step: StepOutput) -> None:
+        for output in step.outputs:
+            journal = self._journals.get(output.seq_id)
+            if journal is None or journal.has_ended:
+                continue
+            journal.append(to_token_event(output, journal.num_tokens))
+            if journal.has_ended:
+                journal.deadline_s = self._clock() + self._options.retention_s
+
+    def _fail_all(self, cause: EngineError) -> None:
+        self._stopped = str(cause)
+        for journal in self._journals.values():
+            journal.fail(to_router_error(EngineStopped(str(cause))))
+            journal.deadline_s = self._clock() + self._options.retention_s
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            await self._abort_expired(list(self._journals.values()))
+
+    async def _abort_expired(self, journals: Iterable[Journal]) -> None:
+        """Abort generations whose lease ran out; forget ended ones past their retention."""
+        now_s = self._clock()
+        for journal in journals:
+            if now_s < journal.deadline_s:
+                continue
+            if journal.has_ended:
+                self._journals.pop(journal.request.request_id, None)
+            else:
+                await asyncio.shield(self.abort(journal.request.request_id))
+
+    async def _abort_sequence(self, request_id: str) -> EngineUsage | None:
+        with contextlib.suppress(EngineError):  # a rank that is gone holds nothing any more
+            return await self._rank.abort(request_id)
+        return None
+
+    def _end(self, journal: Journal, usage: EngineUsage) -> None:
+        event = TokenEvent(
+            request_id=journal.request.request_id,
+            index=journal.num_tokens,
+            token_ids=(),
+            usage=to_usage(usage),
+            finish_reason=FinishReason.ABORT,
+        )
+        journal.append(event)
+        journal.deadline_s = self._clock() + self._options.retention_s
+
+

@@ -1,0 +1,69 @@
+"""The HTTP ingress on Ray Serve: builds the router with the real backend, and nothing else."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from starlette.types import ASGIApp
+
+from deployments.config import AppConfig
+from deployments.local_backend import LocalBackend
+from deployments.model_files import ModelFiles, open_model
+from router.app import create_app
+from router.catalog import Catalog, ServedModel
+from router.config import RouterConfig
+from router.identity import KeyRing
+from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer
+
+
+def served_model(files: ModelFiles, config: AppConfig) -> ServedModel:
+    manifest = files.manifest
+    template = files.path / "chat_template.jinja"
+    max_model_len = min(manifest.max_model_len, config.engine.max_model_len or (1 << 62))
+    return ServedModel(
+        id=config.served_name or manifest.name,
+        display_name=config.served_name or manifest.name,
+        created_at=datetime.fromtimestamp(files.path.stat().st_mtime, UTC),
+        max_model_len=max_model_len,
+        vocab_size=manifest.vocab_size,
+        eos_token_ids=manifest.eos_token_ids,
+        tokenizer=Tokenizer.from_folder(files.path),
+        chat_template=(
+            ChatTemplate(template.read_text(), manifest.special_tokens)
+            if template.exists()
+            else None
+        ),
+    )
+
+
+class RouterIngress:
+    def __init__(self, config: AppConfig, model_path: str, engine: Any) -> None:
+        model = served_model(open_model(Path(model_path)), config)
+        self._app = create_app(
+            catalog=Catalog([model], {alias: model.id for alias in config.aliases}),
+            backend=LocalBackend(engine, config.engine.lease_s),
+            keys=KeyRing(config.key_hashes),
+            config=RouterConfig(
+                max_body_bytes=config.router.max_body_mib << 20,
+                keep_alive_s=config.router.keep_alive_s,
+            ),
+        )
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._app
+
+
+def router_deployment(
+    config: AppConfig, model_path: str, engine: serve.Application
+) -> serve.Application:
+    deployment = serve.deployment(serve.ingress()(RouterIngress)).options(
+        name="Router",
+        num_replicas=config.router.num_replicas,
+        ray_actor_options={"num_cpus": 0.1},
+        max_ongoing_requests=config.router.max_ongoing_requests,
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=5,
+    )
+    return deployment.bind(config, model_path, engine)

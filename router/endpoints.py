@@ -1,0 +1,133 @@
+"""The routes: each reads a body, asks the pipeline, and encodes the answer in its dialect."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from router.body import read_body
+from router.chat import ChatRequest
+from router.config import RouterConfig
+from router.dialect import dialect_of
+from router.errors import InvalidRequest
+from router.identity import KeyRing, Principal
+from router.pipeline import Pipeline, RunningGeneration
+from router.protocols.anthropic import encode as anthropic
+from router.protocols.anthropic.parse import parse_count_tokens, parse_messages
+from router.protocols.base import StreamEncoder
+from router.protocols.openai import encode as openai
+from router.protocols.openai.parse import parse_chat
+from router.sse.codec import encode_event
+from router.sse.response import EventStream, until_disconnected
+
+CLIENT_CLOSED_REQUEST = 499  # nobody reads it; logs and metrics do
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    pipeline: Pipeline
+    keys: KeyRing
+    config: RouterConfig
+
+    async def messages(self, request: Request) -> Response | EventStream:
+        principal = self.keys.authenticate(request.headers)
+        version = _anthropic_version(request)
+        chat = parse_messages(await self._body(request), version)
+        message_id = request.state.request_id.replace("req_", "msg_", 1)
+        if chat.stream:
+            encoder = anthropic.MessageStream(message_id, chat.model)
+            return await self._stream(request, chat, principal, encoder)
+        completions = await until_disconnected(
+            request.receive, self.pipeline.complete(chat, principal, request.state.request_id)
+        )
+        if completions is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return JSONResponse(anthropic.message_body(message_id, chat.model, completions[0]))
+
+    async def count_tokens(self, request: Request) -> Response:
+        self.keys.authenticate(request.headers)
+        version = _anthropic_version(request)
+        chat = parse_count_tokens(await self._body(request), version)
+        return JSONResponse(anthropic.count_tokens_body(await self.pipeline.count_tokens(chat)))
+
+    async def chat_completions(self, request: Request) -> Response | EventStream:
+        principal = self.keys.authenticate(request.headers)
+        chat = parse_chat(await self._body(request))
+        completion_id = request.state.request_id.replace("req_", "chatcmpl-", 1)
+        created = int(time.time())
+        if chat.stream:
+            encoder = openai.ChatCompletionStream(
+                completion_id, chat.model, created, chat.num_completions, chat.include_usage
+            )
+            return await self._stream(request, chat, principal, encoder)
+        completions = await until_disconnected(
+            request.receive, self.pipeline.complete(chat, principal, request.state.request_id)
+        )
+        if completions is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return JSONResponse(openai.completion_body(completion_id, chat.model, created, completions))
+
+    async def models(self, request: Request) -> Response:
+        self.keys.authenticate(request.headers)
+        catalog = self.pipeline.catalog
+        cards = [(name, catalog.resolve(name)) for name in catalog.names]
+        if dialect_of(request.url.path, request.headers) == "openai":
+            return JSONResponse(openai.model_list_body([_openai_card(*card) for card in cards]))
+        return JSONResponse(
+            anthropic.model_list_body([_anthropic_card(*card) for card in cards], **_page(request))
+        )
+
+    async def model(self, request: Request) -> Response:
+        self.keys.authenticate(request.headers)
+        name = request.path_params["model_id"]
+        card = (name, self.pipeline.catalog.resolve(name))
+        if dialect_of(request.url.path, request.headers) == "openai":
+            return JSONResponse(_openai_card(*card))
+        return JSONResponse(_anthropic_card(*card))
+
+    async def healthz(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self, _request: Request) -> Response:
+        status = await self.pipeline.backend.status()
+        if status.ready:
+            return JSONResponse({"status": "ready"})
+        return JSONResponse({"status": "not ready", "reason": status.reason}, status_code=503)
+
+    async def metrics(self, _request: Request) -> Response:
+        status = await self.pipeline.backend.status()
+        return Response(
+            self.pipeline.metrics.render(status), media_type="text/plain; version=0.0.4"
+        )
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, self.config.max_body_bytes)
+
+    async def _stream(
+        self, request: Request, chat: ChatRequest, principal: Principal, encoder: StreamEncoder
+    ) -> EventStream:
+        running = await self.pipeline.start(chat, principal, request.state.request_id)
+        return EventStream(
+            _frames(running, encoder),
+            keep_alive_s=self.config.keep_alive_s,
+            encode_error=lambda error: b"".join(map(encode_event, encoder.error(error))),
+        )
+
+
+async def _frames(
+    running: RunningGeneration, encoder: StreamEncoder
+) -> AsyncGenerator[bytes, None]:
+    async with contextlib.aclosing(running.events()) as events:
+        async for choice, event in events:
+            if frame := b"".join(map(encode_event, encoder.encode(choice, event))):
+                yield frame
+
+
+def _anthropic_version(request: Request) -> str:
+    version = request.headers.get("anthropic-version")
+    if not version:
+        raise InvalidRequest("anthropic-version: header is required", param="anthropic-version")
+    return version
