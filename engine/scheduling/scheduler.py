@@ -1,0 +1,280 @@
+"""Every sequence of the engine from arrival to last token: who waits, who runs, what comes next."""
+
+from bisect import insort
+
+from engine.cache.block_allocator import BlockAllocator
+from engine.cache.block_hash import extend_chain, root_hash
+from engine.config import SchedulerConfig
+from engine.errors import (
+    CacheTooSmall,
+    DuplicateSequence,
+    IntegrityError,
+    InvalidSequence,
+    PromptTooLong,
+)
+from engine.outputs import SampledTokens, SequenceOutput, TokenLogprobs
+from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
+from engine.scheduling.decode import age, plan_decodes
+from engine.scheduling.prefill import (
+    Candidate,
+    TokenBudget,
+    find_admissible,
+    find_prefilling,
+    plan_prefills,
+)
+from engine.sequence import FinishReason, Sequence, SequenceStatus
+
+
+class Scheduler:
+    """Owns the sequences and, through the allocator, their blocks. One thread at a time, except
+    `prepare`, which touches nothing but its argument.
+
+    `address` names the model and the format of its cache; it salts every block hash.
+    Raises CacheTooSmall when the pool could not finish a single longest sequence.
+    """
+
+    def __init__(
+        self,
+        scheduler_config: SchedulerConfig,
+        allocator: BlockAllocator,
+        max_model_len: int,
+        address: bytes,
+    ) -> None:
+        _check_capacity(allocator, max_model_len)
+        _check_limits(scheduler_config)
+        self.max_model_len = max_model_len
+        self._config = scheduler_config
+        self._allocator = allocator
+        self._address = address
+        self._waiting: list[Sequence] = []  # both sorted by age
+        self._running: list[Sequence] = []
+        self._sequences: dict[str, Sequence] = {}
+        self._num_arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._allocator.num_free_blocks
+
+    @property
+    def num_blocks(self) -> int:
+        return self._allocator.num_blocks
+
+    def prepare(self, sequence: Sequence) -> None:
+        """Refuse what can never run and hash the prompt's blocks: what can be done on the
+        caller's own thread. Idempotent. Raises InvalidSequence and PromptTooLong."""
+        num_prompt_tokens, max_tokens = sequence.num_prompt_tokens, sequence.params.max_tokens
+        if num_prompt_tokens == 0:
+            raise InvalidSequence(
+                f"sequence {sequence.seq_id} has an empty prompt; send at least one token"
+            )
+        if num_prompt_tokens + max_tokens > self.max_model_len:
+            raise PromptTooLong(
+                f"prompt of {num_prompt_tokens} tokens + max_tokens {max_tokens} = "
+                f"{num_prompt_tokens + max_tokens} tokens do not fit the context of "
+                f"{self.max_model_len}; shorten the prompt or lower max_tokens"
+            )
+        self._hash_full_blocks(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises DuplicateSequence, and what `prepare` raises."""
+        self.prepare(sequence)
+        if sequence.seq_id in self._sequences:
+            raise DuplicateSequence(
+                f"sequence {sequence.seq_id} is already in the engine; choose a new id or abort it"
+            )
+        sequence.arrival_index = self._num_arrivals
+        self._num_arrivals += 1
+        self._sequences[sequence.seq_id] = sequence
+        insort(self._waiting, sequence, key=age)
+
+    def abort(self, seq_id: str) -> Sequence | None:
+        """End the sequence in any state and free its blocks at once; None if it is not here.
+
+        Safe while a batch with it is being executed: `postprocess` drops its token, and its
+        blocks cannot be given away before the next `schedule`.
+        """
+        sequence = self._sequences.get(seq_id)
+        if sequence is not None:
+            self._finish(sequence, FinishReason.ABORT)
+        return sequence
+
+    def schedule(self) -> ScheduledBatch:
+        """Plan the next step: every decode, then prefills within what is left of the budget.
+
+        While there is work the batch is not empty, and the oldest running sequence is in it.
+        """
+        decodes, preempted = plan_decodes(self._running, self._allocator)
+        for victim in preempted:
+            insort(self._waiting, victim, key=age)
+        # Blocks taken from a victim are for those who run; nobody joins in the same step.
+        arrivals = [] if preempted else self._find_arrivals()
+        prefills = plan_prefills(
+            find_prefilling(self._running) + arrivals,
+            TokenBudget(self._config.max_num_batched_tokens - len(decodes)),
+            self._allocator,
+        )
+        for candidate in arrivals:
+            if candidate.sequence.status is SequenceStatus.RUNNING:
+                self._waiting.remove(candidate.sequence)
+                insort(self._running, candidate.sequence, key=age)
+        return ScheduledBatch(
+            (*decodes, *prefills), tuple(sequence.seq_id for sequence in preempted)
+        )
+
+    def postprocess(
+        self, batch: ScheduledBatch, sampled: SampledTokens
+    ) -> tuple[SequenceOutput, ...]:
+        """Book what the executor computed. `sampled` is in the order of `batch.sampling`."""
+        # Read before any token is appended: `samples` compares with the newest token.
+        sampling = [entry.sequence.seq_id for entry in batch.sampling]
+        tokens = dict(
+            zip(sampling, zip(sampled.token_ids, sampled.logprobs, strict=True), strict=True)
+        )
+        outputs = []
+        for entry in batch.scheduled:
+            if entry.sequence.status is SequenceStatus.FINISHED:  # aborted meanwhile
+                continue
+            self._advance(entry)
+            output = self._conclude(entry.sequence, tokens.get(entry.sequence.seq_id))
+            if output is not None:
+                outputs.append(output)
+        return tuple(outputs)
+
+    def _find_arrivals(self) -> list[Candidate]:
+        return find_admissible(
+            self._waiting, self._running, self._allocator, self._config.max_num_sequences
+        )
+
+    def _advance(self, entry: ScheduledSequence) -> None:
+        sequence, block_size = entry.sequence, self._allocator.block_size
+        sequence.num_computed_tokens = entry.end
+        filled = range(entry.start // block_size, entry.end // block_size)
+        if filled and self._allocator.enable_prefix_cache:
+            self._hash_full_blocks(sequence)
+            for index in filled:
+                self._allocator.register(sequence.block_table[index], sequence.block_hashes[index])
+
+    def _conclude(
+        self, sequence: Sequence, sampled: tuple[int, TokenLogprobs | None] | None
+    ) -> SequenceOutput | None:
+        """Append the sampled token, finish the sequence if that was its last; None if nothing
+        of that happened."""
+        token_ids: tuple[int, ...] = ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if sampled is not None:
+            token_id, logprob = sampled
+            sequence.token_ids.append(token_id)
+            token_ids, logprobs = (token_id,), (logprob,) if logprob is not None else ()
+        reason = _finish_reason(sequence)
+        if reason is not None:
+            self._finish(sequence, reason)
+        elif sampled is None:
+            return None
+        return SequenceOutput(sequence.seq_id, token_ids, logprobs, reason, sequence.usage)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        is_running = sequence.status is SequenceStatus.RUNNING
+        (self._running if is_running else self._waiting).remove(sequence)
+        del self._sequences[sequence.seq_id]
+        self._allocator.free(sequence.block_table)
+        sequence.block_table = []
+        sequence.status = SequenceStatus.FINISHED
+        sequence.finish_reason = reason
+
+    def _hash_full_blocks(self, sequence: Sequence) -> None:
+        if self._allocator.enable_prefix_cache:
+            root = root_hash(self._address, sequence.cache_salt)
+            extend_chain(
+                sequence.block_hashes, root, sequence.token_ids, self._allocator.block_size
+            )
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError naming the sequence or block whose books disagree."""
+        self._allocator.check_integrity(sequence.block_table for sequence in self._running)
+        queued = {sequence.seq_id: sequence for sequence in (*self._waiting, *self._running)}
+        _require(queued == self._sequences, "the queues and the index hold different sequences")
+        _require(
+            self.num_running <= self._config.max_num_sequences,
+            f"{self.num_running} sequences run, max_num_sequences is "
+            f"{self._config.max_num_sequences}",
+        )
+        for queue, status in (
+            (self._waiting, SequenceStatus.WAITING),
+            (self._running, SequenceStatus.RUNNING),
+        ):
+            _require(queue == sorted(queue, key=age), f"{status.value} is not sorted by age")
+            for sequence in queue:
+                _require(sequence.status is status, f"{sequence.seq_id} is not {status.value}")
+        for sequence in self._waiting:
+            is_bare = not sequence.block_table and sequence.num_computed_tokens == 0
+            _require(is_bare, f"{sequence.seq_id} waits and owns blocks")
+        for sequence in self._running:
+            self._check_running(sequence)
+
+    def _check_running(self, sequence: Sequence) -> None:
+        num_computed, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
+        _require(
+            num_computed < num_tokens,
+            f"{sequence.seq_id} runs with {num_computed} of {num_tokens} tokens computed",
+        )
+        num_slots = len(sequence.block_table) * self._allocator.block_size
+        _require(
+            num_slots >= num_computed,
+            f"{sequence.seq_id} has {num_computed} tokens computed in {num_slots} slots",
+        )
+        # The table may be longer than the chain (its last block is not full), and the chain longer
+        # than the table (the rest of the prompt); where both are, they agree.
+        for block_id, block_hash in zip(sequence.block_table, sequence.block_hashes, strict=False):
+            _require(
+                self._allocator.hash_of(block_id) in (None, block_hash),
+                f"{sequence.seq_id} reads block {block_id}, which holds other tokens",
+            )
+
+
+def _finish_reason(sequence: Sequence) -> FinishReason | None:
+    """The context length needs no look: prompt + max_tokens was held against it at the door."""
+    num_sampled, params = sequence.num_completion_tokens, sequence.params
+    if num_sampled and sequence.token_ids[-1] in params.stop_token_ids:
+        return FinishReason.STOP_TOKEN
+    is_warm_up_done = params.max_tokens == 0 and sequence.num_uncomputed_tokens == 0
+    if is_warm_up_done or 0 < params.max_tokens == num_sampled:
+        return FinishReason.LENGTH
+    return None
+
+
+def _check_capacity(allocator: BlockAllocator, max_model_len: int) -> None:
+    num_slots = allocator.num_blocks * allocator.block_size
+    if num_slots < max_model_len + allocator.block_size:
+        raise CacheTooSmall(
+            f"the KV pool holds {allocator.num_blocks} blocks of {allocator.block_size} = "
+            f"{num_slots} tokens, but one sequence of max_model_len {max_model_len} and a spare "
+            f"block need {max_model_len + allocator.block_size}; raise kv_cache_bytes or lower "
+            "max_model_len"
+        )
+
+
+def _check_limits(config: SchedulerConfig) -> None:
+    """With a token for every running sequence, a full house of decodes cannot shut out an older
+    prefill."""
+    if not 1 <= config.max_num_sequences <= config.max_num_batched_tokens:
+        raise ValueError(
+            "max_num_sequences must be at least 1 and at most max_num_batched_tokens, got "
+            f"{config.max_num_sequences} and {config.max_num_batched_tokens}; change either"
+        )
+
+
+def _require(holds: bool, contradiction: str) -> None:
+    if not holds:
+        raise IntegrityError(contradiction)

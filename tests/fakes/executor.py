@@ -1,0 +1,84 @@
+"""An executor without a model: tokens are a pure function of the history, KV is checked."""
+
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+
+from engine.outputs import SampledTokens
+from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
+
+
+def token_after(token_ids: Sequence[int], vocab_size: int) -> int:
+    """What the fake model says after this history, whatever way its KV came about."""
+    return zlib.crc32(struct.pack(f"<{len(token_ids)}I", *token_ids)) % vocab_size
+
+
+def expected_completion(prompt: Sequence[int], num_tokens: int, vocab_size: int) -> list[int]:
+    """`num_tokens` tokens after `prompt`, with no stop token."""
+    token_ids = list(prompt)
+    for _ in range(num_tokens):
+        token_ids.append(token_after(token_ids, vocab_size))
+    return token_ids[len(prompt) :]
+
+
+class FakeExecutor:
+    """Keeps what a GPU would keep, per slot: whose KV it is, that is a digest of the tenant and of
+    every token up to it. Fails the test when a sequence would read a slot that holds other KV.
+    """
+
+    def __init__(
+        self,
+        block_size: int,
+        *,
+        vocab_size: int = 97,
+        fail_at_step: int | None = None,
+        before_step: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.batches: list[ScheduledBatch] = []
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._fail_at_step = fail_at_step
+        self._before_step = before_step
+        self._kv: dict[int, int] = {}  # slot -> digest
+
+    def execute(self, batch: ScheduledBatch) -> SampledTokens:
+        assert batch, "an empty batch reached the executor"
+        self._before_step()
+        self.batches.append(batch)
+        if len(self.batches) == self._fail_at_step:
+            raise RuntimeError(f"fake failure at step {self._fail_at_step}")
+        for entry in batch.scheduled:
+            self._read(entry)
+        written = [slot for entry in batch.scheduled for slot in self._write(entry)]
+        assert len(written) == len(set(written)), "two sequences write the same slot"
+        token_ids = tuple(
+            token_after(entry.sequence.token_ids[: entry.end], self._vocab_size)
+            for entry in batch.sampling
+        )
+        return SampledTokens(token_ids, (None,) * len(token_ids))
+
+    def _read(self, entry: ScheduledSequence) -> None:
+        digests = _digests(entry)
+        for position in range(entry.start):
+            found = self._kv.get(self._slot(entry, position))
+            assert found == digests[position], (
+                f"{entry.sequence.seq_id} reads foreign KV at position {position}"
+            )
+
+    def _write(self, entry: ScheduledSequence) -> list[int]:
+        digests = _digests(entry)
+        slots = [self._slot(entry, position) for position in range(entry.start, entry.end)]
+        self._kv.update(zip(slots, digests[entry.start :], strict=True))
+        return slots
+
+    def _slot(self, entry: ScheduledSequence, position: int) -> int:
+        block_index, offset = divmod(position, self._block_size)
+        return entry.sequence.block_table[block_index] * self._block_size + offset
+
+
+def _digests(entry: ScheduledSequence) -> list[int]:
+    digests, digest = [], zlib.crc32(entry.sequence.cache_salt)
+    for token_id in entry.sequence.token_ids[: entry.end]:
+        digest = zlib.crc32(struct.pack("<I", token_id), digest)
+        digests.append(digest)
+    return digests
