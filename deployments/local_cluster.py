@@ -1,0 +1,89 @@
+"""The whole app on this machine, as `flashray serve` runs it: model files, Ray, Serve, ready."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+
+from cluster.bringup import LocalRay, RayOptions, require_free_port
+from deployments.config import AppConfig
+from deployments.errors import BringUpError
+from deployments.model_files import prepare_model
+
+Progress = Callable[[str], None]
+READY_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningApp:
+    url: str
+    model: str
+    dashboard_url: str | None
+    ray_token_file: str
+
+
+@contextmanager
+def local_app(
+    config: AppConfig, progress: Progress, *, include_dashboard: bool = True
+) -> Iterator[RunningApp]:
+    """Up on entry, gone with all its processes on exit. Raises DeploymentError, ClusterError."""
+    require_free_port(config.http.host, config.http.port)
+    progress(f"model: {config.model}")
+    model = prepare_model(config.model, progress=progress)
+    progress("starting Ray")
+    with LocalRay(RayOptions(num_cpus=_num_cpus(), include_dashboard=include_dashboard)) as ray:
+        if ray.ignored_address:
+            progress(f"warning: RAY_ADDRESS={ray.ignored_address} is ignored: this Ray is private")
+        progress("starting the engine and the router")
+        port = _deploy(config, model)
+        url = f"http://{config.http.host}:{port}"
+        _await_ready(url)
+        yield RunningApp(
+            url=url,
+            model=config.served_name or model.manifest.name,
+            dashboard_url=ray.dashboard_url,
+            ray_token_file=str(ray.token_file),
+        )
+
+
+def _deploy(config: AppConfig, model: object) -> int:
+    from ray import serve
+    from ray.serve.config import HTTPOptions
+    from ray.serve.schema import LoggingConfig
+
+    from deployments.app import build_app
+    from deployments.model_files import ModelFiles
+
+    assert isinstance(model, ModelFiles)
+    quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    options = HTTPOptions(host=config.http.host, port=config.http.port)
+    serve.start(http_options=options, logging_config=quiet)
+    try:
+        serve.run(build_app(config, model), name="flashray", logging_config=quiet)
+    except (RuntimeError, TimeoutError) as exc:
+        raise BringUpError(f"the app did not come up: {exc}") from exc
+    return config.http.port
+
+
+def _await_ready(url: str) -> None:
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    reason = "no answer"
+    while time.monotonic() < deadline_s:
+        try:
+            answer = httpx.get(f"{url}/readyz", timeout=10, trust_env=False)
+        except httpx.HTTPError as exc:
+            reason = repr(exc)
+        else:
+            if answer.status_code == 200:
+                return
+            reason = answer.text
+        time.sleep(0.2)
+    raise BringUpError(f"{url}/readyz was not 200 within {READY_TIMEOUT_S:.0f} s: {reason}")
+
+
+def _num_cpus() -> int:
+    """Logical CPUs: shells and routers take tenths, each rank one; never too few to place them."""
+    return max(4, os.cpu_count() or 1)
