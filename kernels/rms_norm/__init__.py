@@ -1,0 +1,1 @@
+"""Root-mean-square layer norm over the last dimension."""

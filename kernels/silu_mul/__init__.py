@@ -1,0 +1,1 @@
+"""The gated activation of the MLP: silu(gate) * up from one fused matrix."""
