@@ -11,15 +11,17 @@ RouterError                 500  api_error
 ├── MethodNotAllowed        405  invalid_request_error
 ├── RequestTooLarge         413  request_too_large
 ├── Overloaded              529  overloaded_error
-└── BackendError            500  api_error: the generation broke
-    └── BackendUnavailable  503  api_error: nothing can answer now, a retry may help
+├── BackendError            500  api_error: the generation broke
+│   └── BackendUnavailable  503  api_error: nothing can answer now, a retry may help
+└── ModelFilesError         500  api_error: a model folder's tokenizer or template cannot be used
 """
 
 from typing import ClassVar
 
 
 class RouterError(Exception):
-    """`retry_after_s` is sent when a retry can help; `should_retry` overrides the SDKs' own rule."""
+    """`retry_after_s` is sent when a retry can help; `should_retry` overrides the SDKs' own rule.
+    `details_code` is the error_code that Claude SDKs act on, where there is one."""
 
     status: ClassVar[int] = 500
     anthropic_type: ClassVar[str] = "api_error"
@@ -33,12 +35,14 @@ class RouterError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
         should_retry: bool | None = None,
+        details_code: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
+        self.details_code = details_code
 
 
 class InvalidRequest(RouterError):
@@ -104,3 +108,7 @@ class BackendError(RouterError):
 class BackendUnavailable(BackendError):
     status = 503
     openai_code = "service_unavailable"
+
+
+class ModelFilesError(RouterError):
+    """Found when a model is loaded, or when its template breaks on a conversation."""
