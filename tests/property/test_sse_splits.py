@@ -1,5 +1,7 @@
 """What is encoded comes back, wherever the bytes are cut."""
 
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ events = st.builds(
 
 def cut(wire, cuts):
     edges = [0, *sorted(position % (len(wire) + 1) for position in cuts), len(wire)]
-    return [wire[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [wire[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @given(st.lists(events, max_size=5), st.lists(st.integers(0, 10_000), max_size=10), st.booleans())

@@ -57,9 +57,9 @@ def test_an_endless_event_is_refused_and_many_small_ones_are_not():
     decoder = EventDecoder(max_event_characters=100)
     for _ in range(100):
         assert decoder.decode(b": ka\ndata: 123456789\n\n") == [ServerSentEvent("123456789")]
+    assert decoder.decode(b"data: 123456789\n" * 11) == []
     with pytest.raises(BackendError, match="at most 100 characters"):
-        for _ in range(20):
-            decoder.decode(b"data: 123456789\n")
+        decoder.decode(b"data: 123456789\n")
     with pytest.raises(BackendError, match="at most 100 characters"):
         EventDecoder(max_event_characters=100).decode(b"x" * 101)
 
