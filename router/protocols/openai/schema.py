@@ -1,0 +1,119 @@
+"""The body of POST /v1/chat/completions.
+
+Every field of the public API is known by name, and three extras of other open servers (`top_k`,
+`min_p`, `repetition_penalty`). A field whose meaning cannot be had from a local model has the type
+of any JSON value: it is judged in `parse`, not here.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic.types import FailFast
+
+from router.protocols.base import LIST_FORM, STRING_FORM, Fields, content_form
+
+MAX_CHOICES = 8
+MAX_LOGIT_BIASES = 1024
+MAX_STOPS = 4
+MAX_TOP_LOGPROBS = 20
+
+
+class TextPart(Fields):
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: Any = None
+
+
+class OtherPart(Fields):
+    """Legal in the dialect, never on a local model; the fields are not looked at."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["image_url", "input_audio", "file", "refusal"]
+
+
+Part = Annotated[TextPart | OtherPart, Field(discriminator="type")]
+Content = Annotated[
+    Annotated[str, Tag(STRING_FORM)] | Annotated[list[Part], Field(min_length=1), Tag(LIST_FORM)],
+    Discriminator(content_form),
+]
+
+
+class Message(Fields):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = None
+    name: str | None = None
+    audio: dict[str, Any] | None = None
+    function_call: dict[str, Any] | None = None
+    refusal: str | None = None
+    annotations: Any = None
+    tool_call_id: str | None = None
+    tool_calls: list[Any] | None = None
+
+
+class StreamOptions(Fields):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class ResponseFormat(Fields):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+TokenLimit = Annotated[int, Field(ge=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class ChatBody(Fields):
+    model: Annotated[str, Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = None
+    logprobs: bool | None = None
+    max_completion_tokens: TokenLimit | None = None
+    max_tokens: TokenLimit | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    response_format: ResponseFormat | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: (
+        Annotated[
+            Annotated[str, Tag(STRING_FORM)]
+            | Annotated[list[str], Field(max_length=MAX_STOPS), Tag(LIST_FORM)],
+            Discriminator(content_form),
+        ]
+        | None
+    ) = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    metadata: dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    reasoning_effort: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    user: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    audio: Any = None
+    function_call: Any = None
+    functions: list[Any] | None = None
+    modalities: list[str] | None = None
+    moderation: Any = None
+    prediction: Any = None
+    store: bool | None = None
+    tool_choice: Any = None
+    tools: list[Any] | None = None
+    web_search_options: Any = None
