@@ -1,4 +1,4 @@
-"""Config in, Serve application out. Pure: nothing starts, nothing is read but the model's folder."""
+"""Config in, Serve application out. Pure: nothing starts here."""
 
 from ray import serve
 

@@ -20,27 +20,27 @@ class EngineSettings(Settings):
 
     device: str = "cpu"
     dtype: str = "auto"
-    max_model_len: int | None = Field(None, ge=64)
-    kv_cache_gib: float = Field(1.0, gt=0)
-    max_num_sequences: int = Field(32, ge=1)
-    max_num_batched_tokens: int = Field(256, ge=1)
+    max_model_len: int | None = Field(default=None, ge=64)
+    kv_cache_gib: float = Field(default=1.0, gt=0)
+    max_num_sequences: int = Field(default=32, ge=1)
+    max_num_batched_tokens: int = Field(default=256, ge=1)
     enable_prefix_cache: bool = True
-    num_threads: int = Field(1, ge=1)
-    step_timeout_s: float = Field(60.0, gt=0)
-    lease_s: float = Field(10.0, gt=0)
-    retention_s: float = Field(60.0, gt=0)
+    num_threads: int = Field(default=1, ge=1)
+    step_timeout_s: float = Field(default=60.0, gt=0)
+    lease_s: float = Field(default=10.0, gt=0)
+    retention_s: float = Field(default=60.0, gt=0)
 
 
 class RouterSettings(Settings):
-    num_replicas: int = Field(1, ge=1)
-    keep_alive_s: float = Field(10.0, gt=0, le=15)
-    max_body_mib: int = Field(32, ge=1)
-    max_ongoing_requests: int = Field(1000, ge=1)
+    num_replicas: int = Field(default=1, ge=1)
+    keep_alive_s: float = Field(default=10.0, gt=0, le=15)
+    max_body_mib: int = Field(default=32, ge=1)
+    max_ongoing_requests: int = Field(default=1000, ge=1)
 
 
 class HttpSettings(Settings):
     host: str = "127.0.0.1"
-    port: int = Field(8000, ge=0, le=65535)
+    port: int = Field(default=8000, ge=0, le=65535)
 
 
 class AppConfig(Settings):

@@ -237,5 +237,3 @@ class EngineShell:
         )
         journal.append(event)
         journal.deadline_s = self._clock() + self._options.retention_s
-
-

@@ -3,6 +3,8 @@ a shell without a device, in front of it."""
 
 import asyncio
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,12 +27,11 @@ from router.generation import Usage as RouterUsage
 logger = logging.getLogger(__name__)
 
 OUTPUT_WAIT_S = 5.0
+SHELL_CPUS = 0.1
 RANK_CONCURRENCY = 16  # threads: one waits for outputs, the others add, abort and report
 
 
 def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
-    from pathlib import Path
-
     return EngineConfig(
         model_path=Path(model_path),
         device=settings.device,
@@ -59,8 +60,6 @@ class EngineRank:
 
     def ready(self) -> int:
         """Answers once weights are loaded; the process id."""
-        import os
-
         return os.getpid()
 
     def add(
@@ -71,9 +70,7 @@ class EngineRank:
         cache_salt: bytes,
         priority: int,
     ) -> None:
-        self._engine.add(
-            seq_id, prompt_token_ids, params, cache_salt=cache_salt, priority=priority
-        )
+        self._engine.add(seq_id, prompt_token_ids, params, cache_salt=cache_salt, priority=priority)
 
     def abort(self, seq_id: str) -> Usage | None:
         return self._engine.abort(seq_id)
@@ -178,14 +175,14 @@ class FlashEngine:
 
 def _rank_actor(settings: EngineSettings) -> Any:
     """The actor class, placed in the replica's own placement group beside the shell's bundle."""
-    on_gpu = settings.device.startswith("cuda")
-    return ray.remote(EngineRank).options(  # type: ignore[attr-defined]
+    placement_group = ray.util.get_current_placement_group()
+    assert placement_group is not None, "the deployment asks for bundles"
+    return ray.remote(EngineRank).options(
         num_cpus=1,
-        num_gpus=1 if on_gpu else 0,
+        num_gpus=1 if settings.device.startswith("cuda") else 0,
         max_concurrency=RANK_CONCURRENCY,
         scheduling_strategy=PlacementGroupSchedulingStrategy(
-            placement_group=ray.util.get_current_placement_group(),
-            placement_group_bundle_index=1,
+            placement_group, placement_group_bundle_index=1
         ),
     )
 
@@ -195,7 +192,7 @@ def engine_deployment(model_path: str, settings: EngineSettings) -> serve.Applic
     rank_bundle: dict[str, float] = {"CPU": 1}
     if settings.device.startswith("cuda"):
         rank_bundle["GPU"] = 1
-    deployment = serve.deployment(FlashEngine).options(
+    deployment: serve.Deployment = serve.deployment(
         name="FlashEngine",
         num_replicas=1,
         ray_actor_options={"num_cpus": SHELL_CPUS},
@@ -206,8 +203,5 @@ def engine_deployment(model_path: str, settings: EngineSettings) -> serve.Applic
         health_check_timeout_s=settings.step_timeout_s + 30,
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=5,
-    )
+    )(FlashEngine)
     return deployment.bind(model_path, settings)
-
-
-SHELL_CPUS = 0.1

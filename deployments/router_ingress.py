@@ -20,7 +20,6 @@ from router.text.tokenizer import Tokenizer
 
 def served_model(files: ModelFiles, config: AppConfig) -> ServedModel:
     manifest = files.manifest
-    template = files.path / "chat_template.jinja"
     max_model_len = min(manifest.max_model_len, config.engine.max_model_len or (1 << 62))
     return ServedModel(
         id=config.served_name or manifest.name,
@@ -31,8 +30,8 @@ def served_model(files: ModelFiles, config: AppConfig) -> ServedModel:
         eos_token_ids=manifest.eos_token_ids,
         tokenizer=Tokenizer.from_folder(files.path),
         chat_template=(
-            ChatTemplate(template.read_text(), manifest.special_tokens)
-            if template.exists()
+            ChatTemplate.from_folder(files.path, manifest.special_tokens)
+            if (files.path / "chat_template.jinja").exists()
             else None
         ),
     )
@@ -42,7 +41,7 @@ class RouterIngress:
     def __init__(self, config: AppConfig, model_path: str, engine: Any) -> None:
         model = served_model(open_model(Path(model_path)), config)
         self._app = create_app(
-            catalog=Catalog([model], {alias: model.id for alias in config.aliases}),
+            catalog=Catalog([model], dict.fromkeys(config.aliases, model.id)),
             backend=LocalBackend(engine, config.engine.lease_s),
             keys=KeyRing(config.key_hashes),
             config=RouterConfig(
@@ -58,12 +57,12 @@ class RouterIngress:
 def router_deployment(
     config: AppConfig, model_path: str, engine: serve.Application
 ) -> serve.Application:
-    deployment = serve.deployment(serve.ingress()(RouterIngress)).options(
+    deployment: serve.Deployment = serve.deployment(
         name="Router",
         num_replicas=config.router.num_replicas,
         ray_actor_options={"num_cpus": 0.1},
         max_ongoing_requests=config.router.max_ongoing_requests,
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=5,
-    )
+    )(serve.ingress()(RouterIngress))
     return deployment.bind(config, model_path, engine)

@@ -12,8 +12,10 @@ from deployments.config import AppConfig, HttpSettings, load_config
 from deployments.keys import DemoKey, demo_key, with_key
 from deployments.local_cluster import RunningApp, local_app
 
-CURL = """curl {url}/v1/messages -H 'authorization: Bearer {key}' -H 'anthropic-version: 2023-06-01' \
--H 'content-type: application/json' -d '{body}'"""
+CURL = (
+    "curl {url}/v1/messages -H 'authorization: Bearer {key}' "
+    "-H 'anthropic-version: 2023-06-01' -H 'content-type: application/json' -d '{body}'"
+)
 
 
 def serve(

@@ -13,7 +13,7 @@ class Completion:
 
     parts: list[str] = field(default_factory=list)
     logprobs: list[TextLogprobs] = field(default_factory=list)
-    usage: Usage = Usage(0, 0, 0)
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     reason: FinishReason | None = None
     stop_string: str | None = None
 

@@ -4,11 +4,13 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from router.body import read_body
+from router.catalog import ServedModel
 from router.chat import ChatRequest
 from router.config import RouterConfig
 from router.dialect import dialect_of
@@ -88,6 +90,9 @@ class Endpoints:
             return JSONResponse(_openai_card(*card))
         return JSONResponse(_anthropic_card(*card))
 
+    async def index(self, _request: Request) -> Response:
+        return JSONResponse({"name": "flashray", "models": list(self.pipeline.catalog.names)})
+
     async def healthz(self, _request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -131,3 +136,29 @@ def _anthropic_version(request: Request) -> str:
     if not version:
         raise InvalidRequest("anthropic-version: header is required", param="anthropic-version")
     return version
+
+
+def _anthropic_card(name: str, model: ServedModel) -> dict[str, Any]:
+    display_name = model.display_name if name == model.id else f"{model.display_name} ({name})"
+    return anthropic.model_body(
+        name, display_name, model.created_at, model.max_model_len, model.max_model_len
+    )
+
+
+def _openai_card(name: str, model: ServedModel) -> dict[str, Any]:
+    return openai.model_body(name, int(model.created_at.timestamp()), owned_by="flashray")
+
+
+def _page(request: Request) -> dict[str, Any]:
+    """The paging parameters that came. Raises InvalidRequest."""
+    page: dict[str, Any] = {
+        name: request.query_params[name]
+        for name in ("after_id", "before_id")
+        if name in request.query_params
+    }
+    limit = request.query_params.get("limit")
+    if limit is not None:
+        if not limit.isdecimal():
+            raise InvalidRequest(f"limit: expected a whole number, got {limit!r}", param="limit")
+        page["limit"] = int(limit)
+    return page

@@ -1,4 +1,4 @@
-"""One request end to end: render, submit, read, decode; and on any way out, nothing left running."""
+"""One request end to end: render, submit, read, decode; on any way out, nothing is left running."""
 
 import asyncio
 import contextlib

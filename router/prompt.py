@@ -14,8 +14,7 @@ def prompt_token_ids(chat: ChatRequest, model: ServedModel) -> tuple[int, ...]:
     """The rendered chat template as token ids. Raises InvalidRequest, UnsupportedFeature."""
     if model.chat_template is None:
         raise UnsupportedFeature(f"model {model.id} has no chat template: it cannot chat")
-    messages = [{"role": turn.role, "content": turn.text} for turn in chat.messages]
-    return tuple(model.tokenizer.encode(model.chat_template.render(messages)))
+    return tuple(model.tokenizer.encode(model.chat_template.render(chat.messages)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a backend of token ids must do. `deployments` injects the local engine; tests inject fakes."""
+"""What a backend of token ids must do. `deployments` injects the local engine, tests a fake."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
