@@ -1,0 +1,174 @@
+"""The engine on one thread. A step is one sentence: schedule, execute, postprocess."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from engine.errors import InvalidSequence
+from engine.outputs import SampledTokens, SequenceOutput, StepOutput, StepStats, Usage
+from engine.sampling_params import SamplingParams
+from engine.scheduling.batch import ScheduledBatch
+from engine.scheduling.scheduler import Scheduler
+from engine.sequence import FinishReason, Sequence
+
+NOTHING_SAMPLED = SampledTokens((), ())
+
+
+class Executor(Protocol):
+    """Computes a plan: writes the KV of every scheduled token, samples where the plan says so."""
+
+    def execute(self, batch: ScheduledBatch) -> SampledTokens:
+        """Return one token for each of `batch.sampling`, in that order. Never an empty batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTotals:
+    """Sums over the final outputs reported so far, so that accounting can be held against them."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    finished_sequences: int = 0
+    preemptions: int = 0
+
+    def plus_final(self, usage: Usage) -> "EngineTotals":
+        return replace(
+            self,
+            prompt_tokens=self.prompt_tokens + usage.prompt_tokens,
+            cached_tokens=self.cached_tokens + usage.cached_tokens,
+            completion_tokens=self.completion_tokens + usage.completion_tokens,
+            finished_sequences=self.finished_sequences + 1,
+        )
+
+
+class Engine:
+    """Token ids in, token ids out. Every sequence that was added ends with exactly one output that
+    has a finish reason, its usage final.
+
+    One thread at a time, except `prepare`, `stats` and `totals`, which any thread may call.
+    An executor's error leaves `step` as it came; the engine must not be stepped after it.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        vocab_size: int,
+        check_integrity: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._vocab_size = vocab_size
+        self._check_integrity = check_integrity
+        self._clock = clock
+        self._aborted: list[SequenceOutput] = []  # not reported yet
+        self._totals = EngineTotals()
+        self._stats = self._measure(0, 0, 0, 0.0)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work or bool(self._aborted)
+
+    @property
+    def stats(self) -> StepStats:
+        """Of the last step; of an empty one before the first."""
+        return self._stats
+
+    @property
+    def totals(self) -> EngineTotals:
+        return self._totals
+
+    def prepare(
+        self,
+        seq_id: str,
+        prompt_token_ids: Iterable[int],
+        params: SamplingParams,
+        *,
+        cache_salt: bytes = b"",
+        priority: int = 0,
+    ) -> Sequence:
+        """A sequence that `add_prepared` will take. Raises InvalidSequence, PromptTooLong."""
+        token_ids = list(prompt_token_ids)
+        sequence = Sequence(
+            seq_id, token_ids, len(token_ids), params, cache_salt=cache_salt, priority=priority
+        )
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._vocab_size:
+            raise InvalidSequence(
+                f"token ids of sequence {seq_id} must be in [0, {self._vocab_size}), got "
+                f"{min(token_ids)} to {max(token_ids)}; use the tokenizer of this model"
+            )
+        self._scheduler.prepare(sequence)
+        return sequence
+
+    def add(
+        self,
+        seq_id: str,
+        prompt_token_ids: Iterable[int],
+        params: SamplingParams,
+        *,
+        cache_salt: bytes = b"",
+        priority: int = 0,
+    ) -> None:
+        """Queue a sequence. `cache_salt` separates tenants in the prefix cache; a smaller
+        `priority` runs first. Raises InvalidSequence, PromptTooLong, DuplicateSequence."""
+        self.add_prepared(
+            self.prepare(seq_id, prompt_token_ids, params, cache_salt=cache_salt, priority=priority)
+        )
+
+    def add_prepared(self, sequence: Sequence) -> None:
+        """Raises DuplicateSequence."""
+        self._scheduler.add(sequence)
+
+    def abort(self, seq_id: str) -> Usage | None:
+        """End a sequence at once and return its final usage; None if it is not here (any more).
+        Its last output comes with the next step."""
+        sequence = self._scheduler.abort(seq_id)
+        if sequence is None:
+            return None
+        self._aborted.append(SequenceOutput(seq_id, (), (), FinishReason.ABORT, sequence.usage))
+        return sequence.usage
+
+    def step(self) -> StepOutput:
+        started_s = self._clock()
+        batch = self._scheduler.schedule()
+        num_decode_tokens = sum(entry.sequence.is_decoding for entry in batch.scheduled)
+        sampled = self._executor.execute(batch) if batch else NOTHING_SAMPLED
+        outputs = (*self._take_aborted(), *self._scheduler.postprocess(batch, sampled))
+        if self._check_integrity:
+            self._scheduler.check_integrity()
+        self._count(outputs, len(batch.preempted))
+        self._stats = self._measure(
+            batch.num_batched_tokens - num_decode_tokens,
+            num_decode_tokens,
+            len(batch.preempted),
+            (self._clock() - started_s) * 1e3,
+        )
+        return StepOutput(outputs, self._stats)
+
+    def _take_aborted(self) -> list[SequenceOutput]:
+        aborted, self._aborted = self._aborted, []
+        return aborted
+
+    def _count(self, outputs: tuple[SequenceOutput, ...], num_preempted: int) -> None:
+        totals = replace(self._totals, preemptions=self._totals.preemptions + num_preempted)
+        for output in outputs:
+            if output.finish_reason is not None:
+                totals = totals.plus_final(output.usage)
+        self._totals = totals
+
+    def _measure(
+        self, num_prefill_tokens: int, num_decode_tokens: int, num_preempted: int, step_ms: float
+    ) -> StepStats:
+        return StepStats(
+            num_prefill_tokens=num_prefill_tokens,
+            num_decode_tokens=num_decode_tokens,
+            num_waiting=self._scheduler.num_waiting,
+            num_running=self._scheduler.num_running,
+            num_preempted=num_preempted,
+            num_free_blocks=self._scheduler.num_free_blocks,
+            num_blocks=self._scheduler.num_blocks,
+            step_ms=step_ms,
+        )
