@@ -182,9 +182,7 @@ def test_an_aborted_id_can_be_used_again_at_once(start):
     engine.add("a", range(9), SamplingParams(60))
     assert engine.abort("a").prompt_tokens == 9
     engine.add("a", range(7), SamplingParams(2))
-    while not any(output.usage.prompt_tokens == 7 for output in reader.outputs.get("a", [])):
-        reader.read()
-    while reader.final("a").usage != Usage(7, 4, 2) and reader.final("a").usage != Usage(7, 0, 2):
+    while reader.final("a") is None or reader.final("a").usage.prompt_tokens != 7:
         reader.read()
     reasons = [o.finish_reason for o in reader.outputs["a"] if o.finish_reason]
     assert reasons == [FinishReason.ABORT, FinishReason.ABORT, FinishReason.LENGTH]
