@@ -30,6 +30,6 @@ def test_a_strided_source_is_read_right() -> None:
 
 
 def test_a_cache_that_a_flatten_would_copy_is_refused() -> None:
-    cache = torch.zeros(4, 1, 2, 3).transpose(0, 1)
+    cache = torch.zeros(4, 2, 2, 3).transpose(0, 1)
     with pytest.raises(AssertionError, match="swallow"):
         kv_append(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3), cache, cache, torch.tensor([0]))
