@@ -1,0 +1,236 @@
+"""Safetensors files of a folder -> the decoder's fused weights, checked tensor by tensor.
+
+`Checkpoint.read_into` is the one place where a checkpoint's tensor meets its destination: a rank's
+shard will be a slice of the tensor taken there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import CheckpointError, UnsupportedModel
+from engine.models.model_config import DTYPES, ModelConfig
+from kernels.linear.api import PackedLinear, pack_linear
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Matrices are [out_size, in_size]; rows of `qkv` are queries, keys, values, of `gate_up`
+    gates, then ups."""
+
+    input_norm: torch.Tensor
+    qkv: PackedLinear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    output: PackedLinear
+    post_attention_norm: torch.Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    embedding: torch.Tensor  # [vocab_size, hidden_size]
+    layers: tuple[LayerWeights, ...]
+    final_norm: torch.Tensor
+    lm_head: PackedLinear
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+
+def resolve_dtype(requested: str, checkpoint_dtype: str, device: str) -> torch.dtype:
+    """ "auto" is the checkpoint's dtype, and float32 on a CPU. Raises UnsupportedModel."""
+    name = requested
+    if requested == "auto":
+        name = "float32" if torch.device(device).type == "cpu" else checkpoint_dtype
+    if name not in DTYPES:
+        raise UnsupportedModel(f"dtype must be auto or one of {', '.join(DTYPES)}, got {name!r}")
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def find_weight_files(folder: Path) -> tuple[Path, ...]:
+    """Raises CheckpointError when the folder has no safetensors or a shard is missing."""
+    index = folder / INDEX_FILE
+    if index.exists():
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise CheckpointError(
+                f"{index} must be JSON with a weight_map ({exc!r}); download the file again"
+            ) from exc
+    else:
+        names = {SINGLE_FILE}
+    files = tuple(folder / name for name in sorted(names))
+    for file in files:
+        if not file.exists():
+            raise CheckpointError(f"{file} not found; download the checkpoint's safetensors files")
+    return files
+
+
+def load_weights(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: str = "cpu"
+) -> DecoderWeights:
+    """Raises CheckpointError naming file and tensor."""
+    with Checkpoint(find_weight_files(folder), dtype, device) as checkpoint:
+        embedding = checkpoint.read(
+            "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
+        )
+        weights = DecoderWeights(
+            embedding=embedding,
+            layers=tuple(_load_layer(checkpoint, config, i) for i in range(config.num_layers)),
+            final_norm=checkpoint.read("model.norm.weight", (config.hidden_size,)),
+            lm_head=_load_lm_head(checkpoint, config, embedding),
+        )
+        checkpoint.refuse_unread()
+    return weights
+
+
+def _load_layer(checkpoint: Checkpoint, config: ModelConfig, index: int) -> LayerWeights:
+    prefix = f"model.layers.{index}"
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv = [
+        (f"{prefix}.self_attn.{name}_proj", size)
+        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size))
+    ]
+    gate_up = [(f"{prefix}.mlp.gate_proj", inner), (f"{prefix}.mlp.up_proj", inner)]
+    has_qk_norm = config.architecture.has_qk_norm
+
+    def read_qk_norm(name: str) -> torch.Tensor | None:
+        path = f"{prefix}.self_attn.{name}.weight"
+        return checkpoint.read(path, (config.head_dim,)) if has_qk_norm else None
+
+    return LayerWeights(
+        input_norm=checkpoint.read(f"{prefix}.input_layernorm.weight", (hidden,)),
+        qkv=_load_linear(checkpoint, qkv, hidden, has_bias=config.architecture.has_qkv_bias),
+        q_norm=read_qk_norm("q_norm"),
+        k_norm=read_qk_norm("k_norm"),
+        output=_load_linear(checkpoint, [(f"{prefix}.self_attn.o_proj", hidden)], q_size),
+        post_attention_norm=checkpoint.read(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
+        gate_up=_load_linear(checkpoint, gate_up, hidden),
+        down=_load_linear(checkpoint, [(f"{prefix}.mlp.down_proj", hidden)], inner),
+    )
+
+
+def _load_linear(
+    checkpoint: Checkpoint,
+    parts: Sequence[tuple[str, int]],
+    in_size: int,
+    *,
+    has_bias: bool = False,
+) -> PackedLinear:
+    """Stacks the `parts` (name, out_size) along their outputs."""
+    out_size = sum(size for _, size in parts)
+    weight = checkpoint.allocate((out_size, in_size))
+    bias = checkpoint.allocate((out_size,)) if has_bias else None
+    start = 0
+    for name, size in parts:
+        checkpoint.read_into(f"{name}.weight", weight[start : start + size])
+        if bias is not None:
+            checkpoint.read_into(f"{name}.bias", bias[start : start + size])
+        start += size
+    return pack_linear(weight, bias)
+
+
+def _load_lm_head(
+    checkpoint: Checkpoint, config: ModelConfig, embedding: torch.Tensor
+) -> PackedLinear:
+    if config.tie_embeddings:
+        checkpoint.ignore("lm_head.weight")  # some writers store the tied copy as well
+        return pack_linear(embedding)
+    return _load_linear(checkpoint, [("lm_head", config.vocab_size)], config.hidden_size)
+
+
+class Checkpoint:
+    """Open safetensors files, read by tensor name, each at most once."""
+
+    def __init__(self, files: Sequence[Path], dtype: torch.dtype, device: str) -> None:
+        self._files = tuple(files)
+        self._dtype = dtype
+        self._device = device
+        self._stack = ExitStack()
+        self._readers: dict[str, tuple[Path, Any]] = {}  # tensor name -> its file
+
+    def __enter__(self) -> Self:
+        for file in self._files:
+            try:
+                reader = self._stack.enter_context(safe_open(str(file), framework="pt"))
+            except (SafetensorError, OSError) as exc:
+                self._stack.close()
+                raise CheckpointError(
+                    f"{file} is not a whole safetensors file ({exc}); download it again"
+                ) from exc
+            self._readers.update((name, (file, reader)) for name in reader.keys())  # noqa: SIM118
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def allocate(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        destination = self.allocate(shape)
+        self.read_into(name, destination)
+        return destination
+
+    def read_into(self, name: str, destination: torch.Tensor) -> None:
+        """Raises CheckpointError when the tensor is missing, misshapen or not finite."""
+        shape = list(destination.shape)
+        if name not in self._readers:
+            listed = ", ".join(file.name for file in self._files)
+            raise CheckpointError(
+                f"tensor {name} {shape} is missing from {listed} in {self._files[0].parent}; "
+                "the files do not belong to this config.json"
+            )
+        file, reader = self._readers.pop(name)
+        found = list(reader.get_slice(name).get_shape())
+        if found != shape:
+            raise CheckpointError(
+                f"{file}: tensor {name} must have shape {shape}, found {found}; "
+                "the file does not belong to this config.json"
+            )
+        destination.copy_(reader.get_tensor(name))
+        # One pass without a boolean copy: any NaN or infinity survives the sum.
+        if not destination.sum(dtype=torch.float32).isfinite():
+            raise CheckpointError(
+                f"{file}: tensor {name} holds NaN or infinity in {self._dtype}; "
+                "download the file again or choose a wider dtype"
+            )
+
+    def ignore(self, name: str) -> None:
+        self._readers.pop(name, None)
+
+    def refuse_unread(self) -> None:
+        """Raises CheckpointError for a tensor nobody asked for, but for stored rope frequencies."""
+        for name, (file, _) in sorted(self._readers.items()):
+            if not name.endswith("rotary_emb.inv_freq"):
+                raise CheckpointError(
+                    f"{file}: unexpected tensor {name}; "
+                    "the file does not belong to this config.json"
+                )
