@@ -1,6 +1,7 @@
 """What the two dialects have in common: how a body is checked, how a stream is written."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,7 +16,9 @@ MAX_STOP_CHARACTERS = 16_384
 # The engine wants top_p above 0; this small, it keeps the most likely token alone, as 0 means.
 MIN_TOP_P = 1e-6
 
-Path = tuple[int | str, ...]
+# A field name or a value of the client's comes back to it in an error, however long it was.
+MAX_QUOTED_CHARACTERS = 1_000
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -39,31 +42,54 @@ class Fields(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The first field of a body that is wrong. `path` holds field names and list positions; `kind`
+    is pydantic's name of the fault."""
+
+    path: tuple[int | str, ...]
+    kind: str
+    message: str
+
+
 def read_body(
-    model: type[Model], body: bytes, refuse: Callable[[ErrorDetails, Path], InvalidRequest]
+    model: type[Model], body: bytes, refuse: Callable[[Problem], InvalidRequest]
 ) -> Model:
     """Raises InvalidRequest for what is not a JSON object, and what `refuse` makes of the first
-    field that is wrong. A path holds field names and list positions."""
+    problem."""
     try:
         return model.model_validate_json(body)
     except ValidationError as exc:
-        problem = exc.errors(include_url=False, include_input=False)[0]
-    if problem["type"] == "json_invalid":
-        raise InvalidRequest(f"The request body is not valid JSON: {problem['ctx']['error']}")
-    if problem["loc"] == ():
+        details = exc.errors(include_url=False, include_input=False)[0]
+    # Raised outside the handler: pydantic's error quotes the body, which must not reach a log.
+    if details["type"] == "json_invalid":
+        raise InvalidRequest(f"The request body is not valid JSON: {details['ctx']['error']}")
+    if details["loc"] == ():
         raise InvalidRequest("The request body must be a JSON object")
-    raise refuse(problem, tuple(step for step in problem["loc"] if step not in CONTENT_FORMS))
+    raise refuse(_problem(details))
 
 
 STRING_FORM = "<string>"
 LIST_FORM = "<list>"
-# Tags that tell the two forms of a message's content apart. They appear in pydantic's paths, never
-# in a client's.
-CONTENT_FORMS = frozenset({STRING_FORM, LIST_FORM})
+# Steps that pydantic puts into a path and no client wrote.
+_FOREIGN_STEPS = frozenset({STRING_FORM, LIST_FORM, "[key]"})
 
 
 def content_form(content: object) -> str:
+    """The tag of a field that is a string or a list."""
     return STRING_FORM if isinstance(content, str) else LIST_FORM
+
+
+def _problem(details: ErrorDetails) -> Problem:
+    loc, message = details["loc"], details["msg"]
+    if loc[-1] == LIST_FORM and details["type"] == "list_type":
+        message = "Input should be a string or an array"
+    path = tuple(_short(step) for step in loc if step not in _FOREIGN_STEPS)
+    return Problem(path, details["type"], message[:MAX_QUOTED_CHARACTERS])
+
+
+def _short(step: int | str) -> int | str:
+    return step[:MAX_QUOTED_CHARACTERS] if isinstance(step, str) else step
 
 
 def check_stop_size(stops: list[str], param: str) -> None:

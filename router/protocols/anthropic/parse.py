@@ -8,8 +8,6 @@ newline.
 
 from collections.abc import Iterable, Iterator
 
-from pydantic_core import ErrorDetails
-
 from router.chat import ChatMessage, ChatRequest
 from router.errors import InvalidRequest, UnsupportedFeature
 from router.protocols.anthropic.schema import (
@@ -20,7 +18,7 @@ from router.protocols.anthropic.schema import (
     OutputConfig,
     TextBlock,
 )
-from router.protocols.base import MIN_TOP_P, Path, check_stop_size, read_body
+from router.protocols.base import MIN_TOP_P, Problem, check_stop_size, read_body
 
 SAMPLING_VERSION = "2023-06-01"
 CURRENT_VERSION = "2026-10-21"
@@ -56,8 +54,8 @@ def parse_count_tokens(body: bytes, version: str) -> ChatRequest:
     return ChatRequest(model=fields.model, messages=_turns(fields), max_tokens=None)
 
 
-def _refuse(problem: ErrorDetails, path: Path) -> InvalidRequest:
-    return _invalid(".".join(map(str, path)), problem["msg"])
+def _refuse(problem: Problem) -> InvalidRequest:
+    return _invalid(".".join(map(str, problem.path)), problem.message)
 
 
 def _invalid(param: str, message: str) -> InvalidRequest:

@@ -6,11 +6,9 @@ promise nothing a client could check. Fields that ask for something a local mode
 refused by name. Texts of several parts are joined by a newline.
 """
 
-from pydantic_core import ErrorDetails
-
 from router.chat import ChatMessage, ChatRequest, Role
 from router.errors import InvalidRequest, UnsupportedFeature
-from router.protocols.base import MIN_TOP_P, Path, check_stop_size, read_body
+from router.protocols.base import MIN_TOP_P, Problem, check_stop_size, read_body
 from router.protocols.openai.schema import ChatBody, Message, OtherPart, TextPart
 
 _ROLES: dict[str, Role] = {
@@ -68,14 +66,14 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _refuse(problem: ErrorDetails, path: Path) -> InvalidRequest:
-    param = _dotted(path)
-    if problem["type"] == "extra_forbidden":
+def _refuse(problem: Problem) -> InvalidRequest:
+    param = _dotted(problem.path)
+    if problem.kind == "extra_forbidden":
         return InvalidRequest(f"Unrecognized request argument supplied: {param}", param=param)
-    return _invalid(param, problem["msg"])
+    return _invalid(param, problem.message)
 
 
-def _dotted(path: Path) -> str:
+def _dotted(path: tuple[int | str, ...]) -> str:
     steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
     return "".join(steps).removeprefix(".")
 
