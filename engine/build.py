@@ -1,0 +1,127 @@
+"""EngineConfig -> a runner with its weights, and the engine around it."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from engine.cache.block_allocator import BlockAllocator
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import CacheTooSmall, CheckpointError, EngineError
+from engine.execution.attention import ReferenceAttention
+from engine.execution.kv_tensors import KVTensors, block_bytes, num_blocks_for
+from engine.execution.model_runner import ModelRunner
+from engine.execution.sampler import Sampler
+from engine.models.decoder import build_decoder
+from engine.models.model_config import ModelConfig
+from engine.models.weights import find_weight_files, load_weights, resolve_dtype
+from engine.scheduling.scheduler import Scheduler
+
+CACHE_LAYOUT_VERSION = 1  # counts up when the same tokens get different bytes in a block
+_NUM_SAMPLED_PAGES, _PAGE_BYTES = 64, 4096
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """Loads the weights: seconds. Raises UnsupportedModel, CheckpointError, CacheTooSmall."""
+    runner = build_model_runner(config)
+    allocator = BlockAllocator(
+        runner.num_blocks, runner.block_size, config.cache.enable_prefix_cache
+    )
+    scheduler = Scheduler(
+        config.scheduler,
+        allocator,
+        resolve_max_model_len(config, runner.model_config),
+        cache_address(config, runner.model_config),
+    )
+    return Engine(
+        scheduler,
+        runner,
+        vocab_size=runner.model_config.vocab_size,
+        check_integrity=config.check_integrity,
+    )
+
+
+def build_model_runner(config: EngineConfig) -> ModelRunner:
+    """Sets torch's thread count, process-wide. Raises what `build_engine` raises."""
+    torch.set_num_threads(config.num_threads)
+    model = ModelConfig.from_folder(config.model_path)
+    dtype = resolve_dtype(config.dtype, model.dtype, config.device)
+    num_blocks = _num_blocks(config, model, dtype)  # before the weights: fails in milliseconds
+    weights = load_weights(config.model_path, model, dtype, config.device)
+    kv = KVTensors.allocate(model, num_blocks, config.cache.block_size, dtype, weights.device)
+    backend = ReferenceAttention(kv, model.sliding_windows, scale=model.head_dim**-0.5)
+    return ModelRunner(build_decoder(model, weights), kv, backend, Sampler())
+
+
+def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Raises EngineError beyond the checkpoint's context: positions there were never trained."""
+    limit = model.max_position_embeddings
+    if config.max_model_len is None:
+        return limit
+    if not 1 <= config.max_model_len <= limit:
+        raise EngineError(
+            f"max_model_len must be in [1, {limit}], the checkpoint's context, "
+            f"got {config.max_model_len}; lower it, or extend the context in config.json"
+        )
+    return config.max_model_len
+
+
+def cache_address(config: EngineConfig, model: ModelConfig) -> bytes:
+    """What the bytes of a cached block depend on besides its tokens, as 32 bytes."""
+    dtype = resolve_dtype(config.dtype, model.dtype, config.device)
+    parts = (
+        weights_sha256(config.model_path),
+        str(dtype),
+        str(config.cache.block_size),
+        str(CACHE_LAYOUT_VERSION),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).digest()
+
+
+def weights_sha256(folder: Path) -> str:
+    """The `sha256` recorded in the folder's flashray.json, else a fingerprint of the weight files:
+    names, sizes, headers and pages spread over the tensors (reading a whole 16 GB takes minutes).
+    """
+    recorded = folder / "flashray.json"
+    if recorded.exists():
+        try:
+            digest = json.loads(recorded.read_text(encoding="utf-8")).get("sha256")
+        except (ValueError, AttributeError) as exc:
+            raise CheckpointError(f"{recorded} must hold a JSON object; convert again") from exc
+        if isinstance(digest, str):
+            return digest
+    return _fingerprint((*find_weight_files(folder), folder / "config.json"))
+
+
+def _fingerprint(files: Sequence[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        num_bytes = path.stat().st_size
+        digest.update(f"{path.name}\0{num_bytes}\0".encode())
+        with path.open("rb") as file:
+            header_bytes = 8 + int.from_bytes(file.read(8), "little")  # safetensors' own length
+            file.seek(0)
+            digest.update(file.read(min(header_bytes, num_bytes)))
+            for page in range(_NUM_SAMPLED_PAGES):
+                file.seek(num_bytes * page // _NUM_SAMPLED_PAGES)
+                digest.update(file.read(_PAGE_BYTES))
+    return digest.hexdigest()
+
+
+def _num_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """As many as the bytes hold, but no more than all sequences of full length could use."""
+    block_size = config.cache.block_size
+    max_model_len = resolve_max_model_len(config, model)
+    fitting = num_blocks_for(config.cache.kv_cache_bytes, model, block_size, dtype)
+    # One more than a sequence fills: the scheduler keeps a spare block to grow into.
+    per_sequence = -(-max_model_len // block_size) + 1
+    if fitting < per_sequence:
+        raise CacheTooSmall(
+            f"a sequence of max_model_len {max_model_len} needs "
+            f"{per_sequence * block_bytes(model, block_size, dtype)} bytes of KV cache, "
+            f"kv_cache_bytes is {config.cache.kv_cache_bytes}; raise it or lower max_model_len"
+        )
+    return min(fitting, per_sequence * config.scheduler.max_num_sequences)

@@ -1,0 +1,86 @@
+"""How a layer stores its new keys and values and attends over the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.execution.inputs import ModelInputs, QuerySpan
+from engine.execution.kv_tensors import KVTensors
+from kernels.kv_append.api import kv_append
+from kernels.paged_attention.api import causal_mask, paged_attention
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionMetadata:
+    """What all layers of a step share, made once. `masks` has an entry per span for each window
+    that occurs in the model."""
+
+    slot_mapping: torch.Tensor
+    spans: tuple[QuerySpan, ...]
+    masks: dict[int | None, tuple[torch.Tensor, ...]]
+
+
+class AttentionBackend(Protocol):
+    def prepare(self, inputs: ModelInputs) -> AttentionMetadata:
+        """Once a step, before the first layer."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
+        head_dim] -> like query. Stores key and value first: a token sees itself."""
+
+
+class ReferenceAttention:
+    """Plain PyTorch over the block table, exact, on any device."""
+
+    def __init__(self, kv: KVTensors, windows: Iterable[int | None], scale: float) -> None:
+        """`windows` of the layers in order: keys a query sees, None for all."""
+        self._kv = kv
+        self._windows = tuple(windows)
+        self._scale = scale
+
+    def prepare(self, inputs: ModelInputs) -> AttentionMetadata:
+        masks = {
+            window: tuple(self._mask(span, window) for span in inputs.spans)
+            for window in dict.fromkeys(self._windows)
+        }
+        return AttentionMetadata(inputs.slot_mapping, inputs.spans, masks)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        metadata: AttentionMetadata,
+    ) -> torch.Tensor:
+        keys, values = self._kv.keys[layer], self._kv.values[layer]
+        kv_append(key, value, keys, values, metadata.slot_mapping)
+        masks = metadata.masks[self._windows[layer]]
+        attended = [
+            paged_attention(
+                query[span.rows].unflatten(0, (span.num_sequences, span.query_len)),
+                keys,
+                values,
+                span.block_tables,
+                mask,
+                self._scale,
+            ).flatten(0, 1)
+            for span, mask in zip(metadata.spans, masks, strict=True)
+        ]
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+    def _mask(self, span: QuerySpan, window: int | None) -> torch.Tensor:
+        num_keys = span.block_tables.shape[1] * self._kv.block_size
+        dtype = self._kv.keys[0].dtype
+        return causal_mask(span.context_lens, span.query_len, num_keys, window, dtype)

@@ -1,0 +1,142 @@
+"""Logits -> one token a sequence. A draw depends on the sequence alone, never on its batch.
+
+Order of the transformations: logit bias, penalties, temperature, min-p, top-k, top-p. Tokens that
+tie with the last one kept by top-k or top-p are kept too, so no filter depends on a sort's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import torch
+
+from engine.execution.uniform import counter_uniform
+from engine.outputs import SampledTokens, TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.sequence import Sequence
+
+MIN_TEMPERATURE = 1e-5  # below it float32 logits are one-hot anyway, and 1/t nears overflow
+NUM_TOP_P_CANDIDATES = 1024  # top-p almost always cuts earlier: a full sort of 49,152 costs 3 ms
+
+
+class Sampler:
+    """Stateless: penalties are counted from the sequence's own tokens at every step."""
+
+    def sample(self, logits: torch.Tensor, sequences: Items[Sequence]) -> SampledTokens:
+        """logits [num_sequences, vocab_size] float32, left unchanged -> a token for each."""
+        if not sequences:
+            return SampledTokens((), ())
+        token_ids = self._choose(logits, sequences).tolist()
+        return SampledTokens(tuple(token_ids), _logprobs(logits, sequences, token_ids))
+
+    def _choose(self, logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
+        adjusted = _adjust(logits, sequences)
+        chosen = adjusted.argmax(dim=-1)
+        drawn = [row for row, seq in enumerate(sequences) if not seq.params.is_greedy]
+        if drawn:
+            rows = torch.tensor(drawn, device=logits.device)
+            chosen[rows] = _draw(adjusted[rows], [sequences[row] for row in drawn])
+        return chosen
+
+
+def _adjust(logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
+    """Logit bias and penalties, on a copy when there are any."""
+    rows = [
+        row
+        for row, sequence in enumerate(sequences)
+        if sequence.params.logit_bias or sequence.params.has_penalties
+    ]
+    adjusted = logits.clone() if rows else logits
+    for row in rows:
+        _add_bias(adjusted[row], sequences[row].params)
+        _penalise(adjusted[row], sequences[row])
+    return adjusted
+
+
+def _add_bias(row: torch.Tensor, params: SamplingParams) -> None:
+    if params.logit_bias:
+        token_ids, biases = zip(*params.logit_bias, strict=True)
+        row.index_add_(
+            0,
+            torch.tensor(token_ids, device=row.device),
+            torch.tensor(biases, dtype=row.dtype, device=row.device),
+        )
+
+
+def _penalise(row: torch.Tensor, sequence: Sequence) -> None:
+    """Repetition looks at prompt and completion, presence and frequency at the completion."""
+    params = sequence.params
+    if not params.has_penalties:
+        return
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sequence.token_ids, device=row.device).unique()
+        scores = row[seen]
+        penalty = params.repetition_penalty
+        row[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
+    completion = sequence.token_ids[sequence.num_prompt_tokens :]
+    if completion:
+        token_ids, counts = torch.tensor(completion, device=row.device).unique(return_counts=True)
+        row[token_ids] -= params.presence_penalty + params.frequency_penalty * counts
+
+
+def _draw(logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
+    """Inverse CDF in the order of token ids: the first token whose cumulated mass exceeds u."""
+    params = [sequence.params for sequence in sequences]
+    device = logits.device
+    temperatures = torch.tensor(
+        [max(each.temperature, MIN_TEMPERATURE) for each in params], device=device
+    )
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]
+    mass = _filter(scaled, params).softmax(-1).cumsum(-1, dtype=torch.float64)
+    uniforms = counter_uniform(
+        [each.seed for each in params], [sequence.num_tokens for sequence in sequences], device
+    )
+    total = mass[:, -1:]
+    # u < 1, but u * total may round up to total, and no token's mass exceeds that.
+    targets = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, total.new_zeros(())))
+    return torch.searchsorted(mass, targets, right=True).squeeze(-1)
+
+
+def _filter(scaled: torch.Tensor, params: Items[SamplingParams]) -> torch.Tensor:
+    """scaled [num_rows, vocab_size] with a maximum of 0 -> the same, -inf where filtered."""
+    floors = torch.tensor([each.min_p for each in params], device=scaled.device).log()
+    kept = scaled.masked_fill(scaled < floors[:, None], float("-inf"))
+    for row, each in enumerate(params):
+        if each.top_k is not None and each.top_k < kept.shape[1]:
+            smallest = kept[row].topk(each.top_k, sorted=True).values[-1]
+            kept[row].masked_fill_(kept[row] < smallest, float("-inf"))
+        if each.top_p < 1.0:
+            kept[row].masked_fill_(kept[row] < _nucleus_floor(kept[row], each.top_p), float("-inf"))
+    return kept
+
+
+def _nucleus_floor(row: torch.Tensor, top_p: float) -> torch.Tensor:
+    """The smallest logit of the shortest head of the sorted row whose mass reaches `top_p`."""
+    wanted = row.exp().sum(dtype=torch.float64) * top_p
+    num_candidates = min(NUM_TOP_P_CANDIDATES, row.shape[0])
+    while True:
+        largest = row.topk(num_candidates, sorted=True).values
+        mass = largest.exp().cumsum(-1, dtype=torch.float64)
+        if mass[-1] >= wanted or num_candidates == row.shape[0]:
+            last = torch.searchsorted(mass, wanted).clamp_max(num_candidates - 1)
+            return largest[last]
+        num_candidates = row.shape[0]
+
+
+def _logprobs(
+    logits: torch.Tensor, sequences: Items[Sequence], token_ids: Items[int]
+) -> tuple[TokenLogprobs | None, ...]:
+    return tuple(
+        None
+        if (num_top := sequence.params.num_logprobs) is None
+        else _token_logprobs(logits[row], token_ids[row], num_top)
+        for row, sequence in enumerate(sequences)
+    )
+
+
+def _token_logprobs(row: torch.Tensor, token_id: int, num_top: int) -> TokenLogprobs:
+    """Of the raw distribution: `row` is as the model gave it."""
+    logprobs = row.log_softmax(-1)
+    values, indices = logprobs.topk(min(num_top, row.shape[0]))
+    top = tuple(zip(indices.tolist(), values.tolist(), strict=True))
+    return TokenLogprobs(float(logprobs[token_id]), top)
