@@ -52,7 +52,7 @@ class Problem:
     message: str
 
 
-def read_body(
+def check_body(
     model: type[Model], body: bytes, refuse: Callable[[Problem], InvalidRequest]
 ) -> Model:
     """Raises InvalidRequest for what is not a JSON object, and what `refuse` makes of the first

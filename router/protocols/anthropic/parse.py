@@ -18,7 +18,7 @@ from router.protocols.anthropic.schema import (
     OutputConfig,
     TextBlock,
 )
-from router.protocols.base import MIN_TOP_P, Problem, check_stop_size, read_body
+from router.protocols.base import MIN_TOP_P, Problem, check_stop_size, check_body
 
 SAMPLING_VERSION = "2023-06-01"
 CURRENT_VERSION = "2026-10-21"
@@ -28,7 +28,7 @@ def parse_messages(body: bytes, version: str) -> ChatRequest:
     """`version` is the anthropic-version header. Raises InvalidRequest, and UnsupportedFeature for
     what is legal in the dialect but not on a local model."""
     _check_version(version)
-    fields = read_body(MessagesBody, body, _refuse)
+    fields = check_body(MessagesBody, body, _refuse)
     _check_sampling(fields, version)
     _check_conversation(fields, version)
     _check_request(fields)
@@ -49,7 +49,7 @@ def parse_messages(body: bytes, version: str) -> ChatRequest:
 def parse_count_tokens(body: bytes, version: str) -> ChatRequest:
     """As `parse_messages`, so that what is counted is what would be generated from."""
     _check_version(version)
-    fields = read_body(CountTokensBody, body, _refuse)
+    fields = check_body(CountTokensBody, body, _refuse)
     _check_conversation(fields, version)
     return ChatRequest(model=fields.model, messages=_turns(fields), max_tokens=None)
 

@@ -8,7 +8,7 @@ refused by name. Texts of several parts are joined by a newline.
 
 from router.chat import ChatMessage, ChatRequest, Role
 from router.errors import InvalidRequest, UnsupportedFeature
-from router.protocols.base import MIN_TOP_P, Problem, check_stop_size, read_body
+from router.protocols.base import MIN_TOP_P, Problem, check_stop_size, check_body
 from router.protocols.openai.schema import ChatBody, Message, OtherPart, TextPart
 
 _ROLES: dict[str, Role] = {
@@ -32,7 +32,7 @@ _REFUSED = {
 def parse_chat(body: bytes) -> ChatRequest:
     """Raises InvalidRequest, and UnsupportedFeature for what is legal in the dialect but not on a
     local model."""
-    fields = read_body(ChatBody, body, _refuse)
+    fields = check_body(ChatBody, body, _refuse)
     _check_features(fields)
     _check_combinations(fields)
     messages = tuple(_message(message, index) for index, message in enumerate(fields.messages))
