@@ -18,7 +18,7 @@ from router.protocols.anthropic.schema import (
     OutputConfig,
     TextBlock,
 )
-from router.protocols.base import MIN_TOP_P, Problem, check_stop_size, check_body
+from router.protocols.base import MIN_TOP_P, Problem, check_body, check_stop_size
 
 SAMPLING_VERSION = "2023-06-01"
 CURRENT_VERSION = "2026-10-21"

@@ -8,7 +8,7 @@ refused by name. Texts of several parts are joined by a newline.
 
 from router.chat import ChatMessage, ChatRequest, Role
 from router.errors import InvalidRequest, UnsupportedFeature
-from router.protocols.base import MIN_TOP_P, Problem, check_stop_size, check_body
+from router.protocols.base import MIN_TOP_P, Problem, check_body, check_stop_size
 from router.protocols.openai.schema import ChatBody, Message, OtherPart, TextPart
 
 _ROLES: dict[str, Role] = {
