@@ -25,7 +25,8 @@ def serve(
     stop = threading.Event()
     config = _config(config_file, model, host, port)
     key = demo_key(config.http.host)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # also when started with them off
+        signal.signal(number, _interrupt)
     started_s = time.monotonic()
 
     def progress(message: str) -> None:

@@ -43,16 +43,14 @@ class Pipeline:
         prompt = await _off_loop(chat, model)
         budget = token_budget(chat.max_tokens, len(prompt), model)
         requests = generation_requests(chat, model, prompt, budget, principal, request_id)
-        running = RunningGeneration(self.backend, self.metrics, requests, started_s)
-        for request in requests:
-            running.decoders.append(
-                TextDecoder(model.tokenizer, chat.stop_strings, budget.is_context_bound)
-            )
-            try:
-                await self.backend.submit(request)
-            except BaseException:
-                await running.close()
-                raise
+        running = RunningGeneration(self.backend, self.metrics, started_s)
+        try:
+            for request in requests:
+                decoder = TextDecoder(model.tokenizer, chat.stop_strings, budget.is_context_bound)
+                await running.submit(request, decoder)
+        except BaseException:
+            await running.close()
+            raise
         return running
 
     async def complete(
@@ -60,7 +58,7 @@ class Pipeline:
     ) -> list[Completion]:
         """Every completion, whole."""
         running = await self.start(chat, principal, request_id)
-        completions = [Completion() for _ in running.requests]
+        completions = [Completion() for _ in range(running.num_choices)]
         async with contextlib.aclosing(running.events()) as events:
             async for choice, event in events:
                 completions[choice].add(event)
@@ -70,24 +68,31 @@ class Pipeline:
 class RunningGeneration:
     """The completions of one request while they run. `close` is idempotent and always awaited."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        metrics: RouterMetrics,
-        requests: Sequence[GenerationRequest],
-        started_s: float,
-    ) -> None:
-        self.requests = requests
-        self.decoders: list[TextDecoder] = []
+    def __init__(self, backend: Backend, metrics: RouterMetrics, started_s: float) -> None:
         self._backend = backend
         self._metrics = metrics
         self._started_s = started_s
-        self._unfinished = {request.request_id for request in requests}
+        self._choices: list[tuple[str, TextDecoder]] = []
+        self._unfinished: set[str] = set()
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._choices)
+
+    async def submit(self, request: GenerationRequest, decoder: TextDecoder) -> None:
+        """Start one more choice. Raises RouterError when the backend refuses it."""
+        self._unfinished.add(request.request_id)  # first: a cancelled submit may have arrived
+        try:
+            await self._backend.submit(request)
+        except RouterError:
+            self._unfinished.discard(request.request_id)
+            raise
+        self._choices.append((request.request_id, decoder))
 
     async def events(self) -> AsyncGenerator[ChoiceEvent, None]:
         """Text events of all choices as they come. Leaving early aborts what still runs."""
         try:
-            choices = [self._choice_events(choice) for choice in range(len(self.requests))]
+            choices = [self._choice_events(choice) for choice in range(self.num_choices)]
             merged = choices[0] if len(choices) == 1 else _merge(choices)
             async with contextlib.aclosing(merged) as stream:
                 async for choice_event in stream:
@@ -103,7 +108,7 @@ class RunningGeneration:
             await asyncio.shield(_abort_quietly(self._backend, request_id))
 
     async def _choice_events(self, choice: int) -> AsyncGenerator[ChoiceEvent, None]:
-        request_id, decoder = self.requests[choice].request_id, self.decoders[choice]
+        request_id, decoder = self._choices[choice]
         timing = self._metrics.timing(self._started_s)
         subscription = self._backend.subscribe(request_id)
         async for batch in subscription:
