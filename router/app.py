@@ -109,7 +109,5 @@ def _answer_http_exception(request: Request, exc: Exception) -> Response:
 
 def _error_response(scope: Scope, error: RouterError) -> Response:
     headers = Headers(scope=scope)
-    body = error_body(
-        dialect_of(scope["path"], headers), error, scope["state"]["request_id"]
-    )
+    body = error_body(dialect_of(scope["path"], headers), error, scope["state"]["request_id"])
     return JSONResponse(body, status_code=error.status, headers=error_headers(error))

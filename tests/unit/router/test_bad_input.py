@@ -1,4 +1,4 @@
-"""Every bad input gets the dialect's own error body and status, and the backend never hears of it."""
+"""Every bad input gets its dialect's own error body and status; the backend never hears of it."""
 
 import json
 from pathlib import Path
