@@ -2,7 +2,6 @@
 ranks. The step loop runs elsewhere (a rank actor); nothing here ever blocks on it."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -141,7 +140,9 @@ class EngineShell:
             return None
         if not journal.has_ended:
             usage = await self._abort_sequence(request_id)
-            if usage is not None and not journal.has_ended:
+            if usage is None:  # it finished by itself, and its last output is on the way
+                await journal.ended()
+            elif not journal.has_ended:
                 self._end(journal, usage)
         return journal.usage
 
@@ -223,9 +224,11 @@ class EngineShell:
                 await asyncio.shield(self.abort(journal.request.request_id))
 
     async def _abort_sequence(self, request_id: str) -> EngineUsage | None:
-        with contextlib.suppress(EngineError):  # a rank that is gone holds nothing any more
+        try:
             return await self._rank.abort(request_id)
-        return None
+        except EngineError as exc:
+            self._fail_all(exc)  # a rank that is gone holds nothing any more
+            return None
 
     def _end(self, journal: Journal, usage: EngineUsage) -> None:
         event = TokenEvent(

@@ -63,6 +63,11 @@ class Journal:
             else:
                 await changed.wait()
 
+    async def ended(self) -> None:
+        """Returns once the generation has ended, one way or the other."""
+        while not self.has_ended:
+            await self._changed.wait()
+
     def _event_from(self, index: int) -> TokenEvent:
         return TokenEvent(
             request_id=self.request.request_id,

@@ -38,9 +38,9 @@ def local_app(
         if ray.ignored_address:
             progress(f"warning: RAY_ADDRESS={ray.ignored_address} is ignored: this Ray is private")
         progress("starting the engine and the router")
-        port = _deploy(config, model)
+        port = deploy(config, model)
         url = f"http://{config.http.host}:{port}"
-        _await_ready(url)
+        await_ready(url)
         yield RunningApp(
             url=url,
             model=config.served_name or model.manifest.name,
@@ -49,7 +49,8 @@ def local_app(
         )
 
 
-def _deploy(config: AppConfig, model: object) -> int:
+def deploy(config: AppConfig, model: object) -> int:
+    """Run the app on the Ray this process is connected to; its port. Raises BringUpError."""
     from ray import serve
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import LoggingConfig
@@ -68,7 +69,8 @@ def _deploy(config: AppConfig, model: object) -> int:
     return config.http.port
 
 
-def _await_ready(url: str) -> None:
+def await_ready(url: str) -> None:
+    """Raises BringUpError after READY_TIMEOUT_S."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     reason = "no answer"
     while time.monotonic() < deadline_s:
