@@ -10,9 +10,11 @@ RouterError                 500  api_error
 │   └── ModelNotFound       404
 ├── MethodNotAllowed        405  invalid_request_error
 ├── RequestTooLarge         413  request_too_large
+├── RateLimited             429  rate_limit_error; `retry_after_s` says when it can pass
 ├── Overloaded              529  overloaded_error
 ├── BackendError            500  api_error: the generation broke
 │   └── BackendUnavailable  503  api_error: nothing can answer now, a retry may help
+│       └── LimiterUnavailable 503  the store of the limits does not answer
 └── ModelFilesError         500  api_error: a model folder's tokenizer or template cannot be used
 """
 
@@ -94,6 +96,13 @@ class RequestTooLarge(RouterError):
     openai_code = "request_too_large"
 
 
+class RateLimited(RouterError):
+    status = 429
+    anthropic_type = "rate_limit_error"
+    openai_type = "rate_limit_error"
+    openai_code = "rate_limit_exceeded"
+
+
 class Overloaded(RouterError):
     status = 529
     anthropic_type = "overloaded_error"
@@ -108,6 +117,10 @@ class BackendError(RouterError):
 class BackendUnavailable(BackendError):
     status = 503
     openai_code = "service_unavailable"
+
+
+class LimiterUnavailable(BackendUnavailable):
+    """Nothing is known of what the team has left: the caller decides whether it may go on."""
 
 
 class ModelFilesError(RouterError):
