@@ -1,17 +1,18 @@
 """The one configuration of an app, from YAML or defaults: what every deployment is built from."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from deployments.errors import ConfigError
 from deployments.model_files import BUILT_IN_MODEL
 
 
 class Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class EngineSettings(Settings):
@@ -53,6 +54,17 @@ class AppConfig(Settings):
     engine: EngineSettings = EngineSettings()
     router: RouterSettings = RouterSettings()
     http: HttpSettings = HttpSettings()
+
+    @field_validator("key_hashes")
+    @classmethod
+    def _holds_hashes_only(cls, key_hashes: dict[str, str]) -> dict[str, str]:
+        for position, key_hash in enumerate(key_hashes, start=1):
+            if not re.fullmatch("[0-9a-f]{64}", key_hash):
+                raise ValueError(
+                    f"entry {position}: expected the SHA-256 of a key, 64 lower-case hex digits, "
+                    "never a key itself (printf %s KEY | sha256sum)"
+                )
+        return key_hashes
 
 
 def load_config(file: Path) -> AppConfig:
