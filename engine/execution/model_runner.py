@@ -37,6 +37,7 @@ class ModelRunner:
     def block_size(self) -> int:
         return self._kv.block_size
 
+    @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         """Store the KV of every scheduled token; one token for each of `batch.sampling`."""
         sequences = [entry.sequence for entry in batch.sampling]

@@ -6,8 +6,10 @@ tie with the last one kept by top-k or top-p are kept too, so no filter depends 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 
+import numpy as np
 import torch
 
 from engine.execution.uniform import counter_uniform
@@ -16,7 +18,6 @@ from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 
 MIN_TEMPERATURE = 1e-5  # below it float32 logits are one-hot anyway, and 1/t nears overflow
-NUM_TOP_P_CANDIDATES = 1024  # top-p almost always cuts earlier: a full sort of 49,152 costs 3 ms
 
 
 class Sampler:
@@ -86,8 +87,10 @@ def _draw(logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
     temperatures = torch.tensor(
         [max(each.temperature, MIN_TEMPERATURE) for each in params], device=device
     )
-    scaled = (logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]
-    mass = _filter(scaled, params).softmax(-1).cumsum(-1, dtype=torch.float64)
+    # In place from here on: a fresh [num_rows, vocab_size] costs more in page faults than in work.
+    scaled = (logits - logits.amax(-1, keepdim=True)).div_(temperatures[:, None])
+    _filter(scaled, params)
+    mass = scaled.exp_().cumsum(-1, dtype=torch.float64)
     uniforms = counter_uniform(
         [each.seed for each in params], [sequence.num_tokens for sequence in sequences], device
     )
@@ -97,30 +100,29 @@ def _draw(logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
     return torch.searchsorted(mass, targets, right=True).squeeze(-1)
 
 
-def _filter(scaled: torch.Tensor, params: Items[SamplingParams]) -> torch.Tensor:
-    """scaled [num_rows, vocab_size] with a maximum of 0 -> the same, -inf where filtered."""
-    floors = torch.tensor([each.min_p for each in params], device=scaled.device).log()
-    kept = scaled.masked_fill(scaled < floors[:, None], float("-inf"))
-    for row, each in enumerate(params):
-        if each.top_k is not None and each.top_k < kept.shape[1]:
-            smallest = kept[row].topk(each.top_k, sorted=True).values[-1]
-            kept[row].masked_fill_(kept[row] < smallest, float("-inf"))
+def _filter(scaled: torch.Tensor, params: Items[SamplingParams]) -> None:
+    """scaled [num_rows, vocab_size], its maximum 0: set to -inf in place where filtered."""
+    for row, each in zip(scaled, params, strict=True):
+        if each.min_p > 0.0:
+            row.masked_fill_(row < math.log(each.min_p), float("-inf"))
+        if each.top_k is not None and each.top_k < row.shape[0]:
+            row.masked_fill_(row < row.topk(each.top_k).values[-1], float("-inf"))
         if each.top_p < 1.0:
-            kept[row].masked_fill_(kept[row] < _nucleus_floor(kept[row], each.top_p), float("-inf"))
-    return kept
+            row.masked_fill_(row < _nucleus_floor(row, each.top_p), float("-inf"))
 
 
 def _nucleus_floor(row: torch.Tensor, top_p: float) -> torch.Tensor:
     """The smallest logit of the shortest head of the sorted row whose mass reaches `top_p`."""
-    wanted = row.exp().sum(dtype=torch.float64) * top_p
-    num_candidates = min(NUM_TOP_P_CANDIDATES, row.shape[0])
-    while True:
-        largest = row.topk(num_candidates, sorted=True).values
-        mass = largest.exp().cumsum(-1, dtype=torch.float64)
-        if mass[-1] >= wanted or num_candidates == row.shape[0]:
-            last = torch.searchsorted(mass, wanted).clamp_max(num_candidates - 1)
-            return largest[last]
-        num_candidates = row.shape[0]
+    largest_first = _sort(row).flip(0)
+    mass = largest_first.exp().cumsum(-1, dtype=torch.float64)
+    return largest_first[torch.searchsorted(mass, mass[-1:] * top_p)]
+
+
+def _sort(row: torch.Tensor) -> torch.Tensor:
+    """Ascending. NumPy's AVX-512 sort takes 0.09 ms for 49,152 values, torch's on a CPU 3 ms."""
+    if row.device.type == "cpu":
+        return torch.from_numpy(np.sort(row.numpy()))
+    return row.sort().values
 
 
 def _logprobs(

@@ -91,8 +91,7 @@ def test_the_positions_of_one_sequence_are_independent_draws() -> None:
     assert_follows(pairs, torch.full((16,), 1 / 16))
 
 
-def test_a_flat_nucleus_beyond_the_candidates() -> None:
-    """Top-p over more tokens than the first look takes: 90 % of 2,000 ties keeps all ties."""
+def test_a_flat_nucleus_keeps_all_ties() -> None:
     logits = torch.zeros(2_000)
     logits[:500] = -20.0
     counts = draw_many(replace(PLAIN, top_p=0.9), logits, 4_000)
