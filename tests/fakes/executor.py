@@ -47,33 +47,33 @@ class FakeExecutor:
         self.batches.append(batch)
         if len(self.batches) == self._fail_at_step:
             raise RuntimeError(f"fake failure at step {self._fail_at_step}")
+        written: dict[int, int] = {}
         for entry in batch.scheduled:
-            self._read(entry)
-        written = [slot for entry in batch.scheduled for slot in self._write(entry)]
-        assert len(written) == len(set(written)), "two sequences write the same slot"
+            written |= self._compute(entry)
+        assert len(written) == batch.num_batched_tokens, "two sequences write the same slot"
+        self._kv |= written
         token_ids = tuple(
             token_after(entry.sequence.token_ids[: entry.end], self._vocab_size)
             for entry in batch.sampling
         )
         return SampledTokens(token_ids, (None,) * len(token_ids))
 
-    def _read(self, entry: ScheduledSequence) -> None:
-        digests = _digests(entry)
-        for position in range(entry.start):
-            found = self._kv.get(self._slot(entry, position))
-            assert found == digests[position], (
-                f"{entry.sequence.seq_id} reads foreign KV at position {position}"
-            )
+    def _compute(self, entry: ScheduledSequence) -> dict[int, int]:
+        """The KV of the entry's tokens by slot, once all before them proved to be its own."""
+        digests, slots = _digests(entry), self._slots(entry)
+        found = [self._kv.get(slot) for slot in slots[: entry.start]]
+        assert found == digests[: entry.start], (
+            f"{entry.sequence.seq_id} reads foreign KV: {found} for {digests[: entry.start]}"
+        )
+        return dict(zip(slots[entry.start :], digests[entry.start :], strict=True))
 
-    def _write(self, entry: ScheduledSequence) -> list[int]:
-        digests = _digests(entry)
-        slots = [self._slot(entry, position) for position in range(entry.start, entry.end)]
-        self._kv.update(zip(slots, digests[entry.start :], strict=True))
-        return slots
-
-    def _slot(self, entry: ScheduledSequence, position: int) -> int:
-        block_index, offset = divmod(position, self._block_size)
-        return entry.sequence.block_table[block_index] * self._block_size + offset
+    def _slots(self, entry: ScheduledSequence) -> list[int]:
+        slots = [
+            block_id * self._block_size + offset
+            for block_id in entry.sequence.block_table
+            for offset in range(self._block_size)
+        ]
+        return slots[: entry.end]
 
 
 def _digests(entry: ScheduledSequence) -> list[int]:

@@ -164,7 +164,7 @@ def test_a_prefilling_sequence_can_be_the_victim():
 
 
 def test_an_older_prefill_is_kept_a_block_by_younger_decodes():
-    bench = Bench(num_blocks=10, max_num_sequences=2, max_num_batched_tokens=3, context=36)
+    bench = Bench(num_blocks=11, max_num_sequences=2, max_num_batched_tokens=2, context=36)
     old = bench.add("old", range(24), max_tokens=4, priority=0)
     bench.add("young", [90], max_tokens=30, priority=1)
     while bench.scheduler.has_work:
