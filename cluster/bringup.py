@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,11 @@ class LocalRay:
         self.ignored_address = os.environ.get("RAY_ADDRESS")
 
     def __enter__(self) -> "LocalRay":
+        if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
+            raise RayUnavailable(
+                "Ray was imported before its environment was set, so it would run without a "
+                "token: enter LocalRay first, or set cluster.bringup.RAY_ENVIRONMENT at start"
+            )
         self._write_token()
         os.environ.pop("RAY_ADDRESS", None)
         os.environ.update(RAY_ENVIRONMENT)

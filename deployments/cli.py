@@ -73,3 +73,7 @@ def _port_from_environment() -> int | None:
     if value and not value.isdigit():
         raise SystemExit(f"flashray: PORT must be a number, got {value!r}")
     return int(value) if value else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

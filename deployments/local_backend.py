@@ -12,7 +12,8 @@ from router.backends.base import BackendStatus
 from router.errors import BackendError, BackendUnavailable, RouterError
 from router.generation import GenerationRequest, TokenEvent, Usage
 
-STATUS_TIMEOUT_S = 5.0
+STATUS_TIMEOUT_S = 2.0
+SUBMIT_TIMEOUT_S = 30.0  # Serve holds a call back while no replica is up
 
 
 class LocalBackend:
@@ -25,7 +26,13 @@ class LocalBackend:
         self._renewing: asyncio.Task[None] | None = None
 
     async def submit(self, request: GenerationRequest) -> None:
-        await self._call("submit", request)
+        try:
+            async with asyncio.timeout(SUBMIT_TIMEOUT_S):
+                await self._call("submit", request)
+        except TimeoutError as exc:
+            raise BackendUnavailable(
+                f"no engine took the request within {SUBMIT_TIMEOUT_S:.0f} s", retry_after_s=10
+            ) from exc
 
     async def subscribe(
         self, request_id: str, after_index: int = 0

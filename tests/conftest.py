@@ -1,8 +1,14 @@
 """Fixtures that every part of the suite shares."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+from cluster.bringup import RAY_ENVIRONMENT
+from tests.fakes.valkey import valkey, valkey_server  # noqa: F401
+
+os.environ.update(RAY_ENVIRONMENT)  # Ray reads its environment when it is imported
 
 
 @pytest.fixture(scope="session")

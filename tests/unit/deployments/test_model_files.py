@@ -17,33 +17,7 @@ from deployments.model_files import (
     prepare_model,
     verify_model,
 )
-
-
-def tiny_checkpoint(folder: Path, dtype: torch.dtype = torch.bfloat16, **save: object) -> Path:
-    """A random two-layer Llama with a byte-level tokenizer, as Hugging Face saves it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="!")
-    fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        eos_token_id=0,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).to(dtype).save_pretrained(folder, **save)
-    fast.save_pretrained(folder)
-    return folder
+from tests.fakes.checkpoint import tiny_checkpoint
 
 
 @pytest.fixture
@@ -73,7 +47,7 @@ def test_folder_becomes_a_model_with_the_checkpoints_dtype(checkpoint: Path, tmp
     assert manifest.max_model_len == 128
     assert manifest.eos_token_ids == (0,)
     assert manifest.special_tokens["eos_token"] == "!"
-    assert (files.path / "chat_template.jinja").read_text().startswith("{% for m")
+    assert (files.path / "chat_template.jinja").read_text().startswith("{% for message")
     verify_model(files)
 
 

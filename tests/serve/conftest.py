@@ -1,0 +1,40 @@
+"""One real Ray, Serve, engine and router for the tests of this folder; a tiny random model."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.bringup import free_port
+from deployments.config import AppConfig, EngineSettings, HttpSettings
+from deployments.local_cluster import RunningApp, local_app
+from router.identity import hash_key
+from tests.fakes.checkpoint import tiny_checkpoint
+
+KEY = "sk-serve-test"
+
+
+@pytest.fixture(scope="package")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApp]:
+    folder = tmp_path_factory.mktemp("tiny") / "tiny"
+    tiny_checkpoint(folder, torch.float32, max_position_embeddings=4096)
+    config = AppConfig(
+        model=str(folder),
+        key_hashes={hash_key(KEY): "red"},
+        engine=EngineSettings(kv_cache_gib=0.02, lease_s=2.0, max_num_batched_tokens=128),
+        http=HttpSettings(port=free_port()),
+    )
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setenv("FLASHRAY_CACHE", str(tmp_path_factory.mktemp("cache")))
+        running = stack.enter_context(local_app(config, print, include_dashboard=False))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engine(app: RunningApp) -> Any:
+    """The engine deployment's handle."""
+    from ray import serve
+
+    return serve.get_deployment_handle("FlashEngine", "flashray")
