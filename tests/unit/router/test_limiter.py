@@ -227,7 +227,7 @@ async def test_a_team_without_limits_is_admitted_and_settled(bench: Bench) -> No
 async def test_teams_do_not_share_and_each_has_one_hash_slot(bench: Bench) -> None:
     await bench.admit(Team("red", limits=Limits(requests_per_minute=1)), "r")
     assert (await bench.admit(Team("blue", limits=Limits(requests_per_minute=1)), "r")).is_allowed
-    names = [key.decode() for key in await bench.redis.keys("flashray:*")]
+    names = [str(key) for key in await bench.redis.keys("flashray:*")]
     assert len(names) == 6
     assert all("{red}" in name or "{blue}" in name for name in names)
 
