@@ -12,6 +12,7 @@ from deployments.config import AppConfig, HttpSettings, load_config
 from deployments.keys import DemoKey, demo_key, with_key
 from deployments.local_cluster import RunningApp, local_app
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CURL = (
     "curl {url}/v1/messages -H 'authorization: Bearer {key}' "
     "-H 'anthropic-version: 2023-06-01' -H 'content-type: application/json' -d '{body}'"
@@ -21,25 +22,23 @@ CURL = (
 def serve(
     config_file: Path | None, model: str | None, host: str | None, port: int | None, dashboard: bool
 ) -> None:
-    """Raises DeploymentError and ClusterError; KeyboardInterrupt during bring-up."""
-    stop = threading.Event()
+    """Returns after Ctrl-C (or TERM, HUP). Raises DeploymentError and ClusterError."""
     config = _config(config_file, model, host, port)
     key = demo_key(config.http.host)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # also when started with them off
+    for number in STOP_SIGNALS:  # also when started with them ignored
         signal.signal(number, _interrupt)
     started_s = time.monotonic()
 
     def progress(message: str) -> None:
         print(f"[{time.monotonic() - started_s:5.1f} s] {message}", file=sys.stderr, flush=True)
 
-    with local_app(with_key(config, key), progress, include_dashboard=dashboard) as app:
-        progress("ready")
-        _print_banner(app, key)
-        try:
-            stop.wait()
-        except KeyboardInterrupt:
-            progress("stopping")
-    progress("stopped")
+    try:
+        with local_app(with_key(config, key), progress, include_dashboard=dashboard) as app:
+            progress("ready")
+            _print_banner(app, key)
+            threading.Event().wait()
+    except KeyboardInterrupt:
+        progress("stopped")
 
 
 def _config(
@@ -66,4 +65,8 @@ def _print_banner(app: RunningApp, key: DemoKey) -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """The first one stops; an impatient second one must not leave processes behind."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    print("\nstopping", file=sys.stderr, flush=True)
     raise KeyboardInterrupt

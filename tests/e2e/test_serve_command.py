@@ -53,6 +53,13 @@ class Served:
             time.sleep(0.3)
         pytest.fail(f"not ready in {START_TIMEOUT_S} s:\n{self.log.read_text()}")
 
+    def wait_log(self, words: str) -> None:
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while words not in self.log.read_text():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline_s, self.log.read_text()
+            time.sleep(0.1)
+
     def tree(self) -> list[psutil.Process]:
         process = psutil.Process(self.process.pid)
         return [process, *process.children(recursive=True)]
@@ -245,6 +252,7 @@ def test_two_instances_side_by_side_and_ctrl_c_ends_only_its_own(
         second.wait_ready()
         with anthropic.Anthropic(base_url=second.url, api_key=KEY) as other:
             assert "Paris" in ask(other, CAPITAL).content[0].text
+        second.wait_log("] ready")
         assert second.interrupt() == []
         assert "stopped" in second.log.read_text()
         assert "Paris" in ask(claude, CAPITAL).content[0].text
@@ -252,6 +260,16 @@ def test_two_instances_side_by_side_and_ctrl_c_ends_only_its_own(
         second.close()
 
 
+def test_ctrl_c_during_start_leaves_nothing(tmp_path: Path):
+    early = Served(tmp_path / "log")
+    try:
+        early.wait_log("starting the engine")
+        assert early.interrupt() == []
+        assert "Traceback" not in early.log.read_text()
+    finally:
+        early.close()
+
+
 def test_zz_after_ctrl_c_nothing_is_left(served: Served):
     assert served.interrupt() == []
-    assert served.process.returncode in (0, 2)
+    assert "stopped" in served.log.read_text()
