@@ -14,14 +14,14 @@ from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
 from router.errors import LimiterUnavailable
-from router.limits.policy import Admission, Bucket, Dimension, Limits, longest_wait
+from router.limits.policy import Admission, Bucket, Dimension, Limits, admission_of, longest_wait
 from router.teams import Team
 
 LEASE_S = 60.0
 
 
 class TeamLimiter(Protocol):
-    """Every method may raise LimiterUnavailable and may be called again: all are idempotent."""
+    """What the pipeline asks; all of it is idempotent."""
 
     async def admit(
         self, request_id: str, team: Team, num_input_tokens: int, est_output_tokens: int
@@ -55,9 +55,9 @@ class Limiter:
     ) -> None:
         clock = _source("clock") if clock_lua is None else clock_lua
         self._lease_ms = math.ceil(lease_s * 1e3)
-        self._admit, self._settle, self._renew = (
+        self._admit, self._settle, self._renew, self._charge = (
             redis.register_script("\n".join((clock, _source("team"), _source(name))))
-            for name in ("admit", "settle", "renew")
+            for name in ("admit", "settle", "renew", "charge")
         )
 
     async def admit(
@@ -91,6 +91,17 @@ class Limiter:
         renewed = await _run(self._renew, team, (self._lease_ms, *request_ids))
         return frozenset(map(_text, renewed))
 
+    async def charge(self, team: Team, num_requests: int, num_tokens: int) -> None:
+        """Take what was used while nobody could ask; negative tokens come back. Not idempotent."""
+        limits = team.limits
+        arguments = (
+            num_requests,
+            num_tokens,
+            _argument(limits.requests_per_minute),
+            _argument(limits.tokens_per_minute),
+        )
+        await _run(self._charge, team, arguments)
+
 
 def _source(name: str) -> str:
     return (files("router.limits") / "lua" / f"{name}.lua").read_text()
@@ -121,20 +132,13 @@ def _admission(answer: str, limits: Limits, num_tokens: int) -> Admission:
     verdict, now_ms, requests_level, tokens_level = answer.split()
     requests = _bucket(limits.requests_per_minute, requests_level)
     tokens = _bucket(limits.tokens_per_minute, tokens_level)
-    refused_by: Dimension | None = None
-    retry_after_s: float | None = None
+    refusal: tuple[Dimension, float] | None = None
     if verdict == "rate":
-        refused_by, retry_after_s = longest_wait(requests, tokens, num_tokens)
+        refusal = longest_wait(requests, tokens, num_tokens)
     elif verdict == "concurrency":
         # Nobody knows when a lease ends; spread the retries.
-        refused_by, retry_after_s = "concurrency", random.uniform(0.25, 1.0)
-    return Admission(
-        unix_s=int(now_ms) / 1e3,
-        requests=requests.allowance() if requests else None,
-        tokens=tokens.allowance() if tokens else None,
-        refused_by=refused_by,
-        retry_after_s=retry_after_s,
-    )
+        refusal = "concurrency", random.uniform(0.25, 1.0)
+    return admission_of(int(now_ms) / 1e3, requests, tokens, refusal)
 
 
 def _bucket(per_minute: int | None, level: str) -> Bucket | None:

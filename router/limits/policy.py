@@ -89,6 +89,23 @@ class Admission:
         return self.refused_by is None
 
 
+def admission_of(
+    unix_s: float,
+    requests: Bucket | None,
+    tokens: Bucket | None,
+    refusal: tuple[Dimension, float] | None = None,
+) -> Admission:
+    """The answer that leaves the buckets so; None is no limit."""
+    refused_by, retry_after_s = refusal or (None, None)
+    return Admission(
+        unix_s=unix_s,
+        requests=requests.allowance() if requests else None,
+        tokens=tokens.allowance() if tokens else None,
+        refused_by=refused_by,
+        retry_after_s=retry_after_s,
+    )
+
+
 def longest_wait(
     requests: Bucket | None, tokens: Bucket | None, num_tokens: int
 ) -> tuple[Dimension, float]:
