@@ -50,8 +50,8 @@ def retry_headers(admission: Admission) -> dict[str, str]:
 
 def rate_limited(team_name: str, admission: Admission) -> RateLimited:
     """The error of a refused admission."""
-    assert admission.refused_by is not None
-    assert admission.retry_after_s is not None
+    if admission.refused_by is None or admission.retry_after_s is None:
+        raise ValueError("expected a refused admission, got an allowed one: ask `is_allowed` first")
     return RateLimited(
         f"team {team_name}: too many {REASONS[admission.refused_by]}, "
         f"retry in {duration(admission.retry_after_s)}",

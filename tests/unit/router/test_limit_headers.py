@@ -1,5 +1,6 @@
 """What callers read of their limits, as transcripts."""
 
+from collections.abc import Callable
 from datetime import datetime
 
 import anthropic
@@ -48,7 +49,9 @@ def test_openai_headers_of_an_admitted_request() -> None:
 
 
 @pytest.mark.parametrize("headers", [anthropic_headers, openai_headers])
-def test_a_refusal_says_when_to_retry_in_both_units(headers) -> None:
+def test_a_refusal_says_when_to_retry_in_both_units(
+    headers: Callable[[Admission], dict[str, str]],
+) -> None:
     sent = headers(REFUSED)
     assert (sent["retry-after"], sent["retry-after-ms"]) == ("2", "1200")
     assert not any("tokens" in name for name in sent)
@@ -76,6 +79,11 @@ def test_the_sdk_takes_the_refusal_for_a_rate_limit() -> None:
     assert body["error"]["type"] == "rate_limit_error"
     assert body["error"]["message"] == ("team red: too many requests per minute, retry in 1.2s")
     assert error_body("openai", error, "req_1")["error"]["code"] == "rate_limit_exceeded"
+
+
+def test_an_admitted_request_is_no_error() -> None:
+    with pytest.raises(ValueError, match="expected a refused admission"):
+        rate_limited("red", ADMITTED)
 
 
 @pytest.mark.parametrize(
