@@ -4,7 +4,7 @@ ranks. The step loop runs elsewhere (a rank actor); nothing here ever blocks on 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,13 +14,15 @@ from engine.errors import EngineError, EngineStopped
 from engine.outputs import StepOutput
 from engine.outputs import Usage as EngineUsage
 from engine.sampling_params import SamplingParams
-from router.backends.base import BackendStatus
+from router.backends.base import BackendStatus, OrphanedGeneration
 from router.errors import BackendUnavailable, InvalidRequest, NotFound
 from router.generation import FinishReason, GenerationRequest, TokenEvent, Usage
 
 logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL_S = 0.25
+MAX_UNCLAIMED_S = 3600.0  # no router for an hour: the journal is dropped, with a warning
+CLAIM_S = 30.0  # an orphan that was claimed and not acknowledged is offered again after this
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,27 @@ class EngineShell:
                 self._end(journal, usage)
         return journal.usage
 
+    async def acknowledge(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            journal = self._journals.get(request_id)
+            if journal is not None:
+                journal.is_acknowledged = True
+
+    async def claim_orphans(self) -> list[OrphanedGeneration]:
+        """Generations that ended a lease ago or more and were never acknowledged."""
+        now_s = self._clock()
+        orphans = [
+            journal
+            for journal in self._journals.values()
+            if not journal.is_acknowledged
+            and journal.ended_s is not None
+            and journal.ended_s + self._options.lease_s <= now_s
+            and journal.claimed_until_s <= now_s
+        ]
+        for journal in orphans:
+            journal.claimed_until_s = now_s + CLAIM_S
+        return [_orphan(journal) for journal in orphans]
+
     async def status(self) -> BackendStatus:
         if self._stopped is not None:
             return BackendStatus(ready=False, reason=self._stopped)
@@ -199,13 +222,18 @@ class EngineShell:
                 continue
             journal.append(to_token_event(output, journal.num_tokens))
             if journal.has_ended:
-                journal.deadline_s = self._clock() + self._options.retention_s
+                self._retain(journal)
+
+    def _retain(self, journal: Journal) -> None:
+        journal.ended_s = self._clock()
+        journal.deadline_s = journal.ended_s + self._options.retention_s
 
     def _fail_all(self, cause: EngineError) -> None:
         self._stopped = str(cause)
         for journal in self._journals.values():
-            journal.fail(to_router_error(EngineStopped(str(cause))))
-            journal.deadline_s = self._clock() + self._options.retention_s
+            if not journal.has_ended:
+                journal.fail(to_router_error(EngineStopped(str(cause))))
+                self._retain(journal)
 
     async def _sweep(self) -> None:
         while True:
@@ -213,13 +241,15 @@ class EngineShell:
             await self._abort_expired(list(self._journals.values()))
 
     async def _abort_expired(self, journals: Iterable[Journal]) -> None:
-        """Abort generations whose lease ran out; forget ended ones past their retention."""
+        """Abort generations whose lease ran out; forget ended ones past their retention, if they
+        are accounted for or that has become hopeless."""
         now_s = self._clock()
         for journal in journals:
             if now_s < journal.deadline_s:
                 continue
             if journal.has_ended:
-                self._journals.pop(journal.request.request_id, None)
+                if journal.is_acknowledged or now_s > journal.deadline_s + MAX_UNCLAIMED_S:
+                    self._journals.pop(journal.request.request_id, None)
             else:
                 await asyncio.shield(self.abort(journal.request.request_id))
 
@@ -239,4 +269,16 @@ class EngineShell:
             finish_reason=FinishReason.ABORT,
         )
         journal.append(event)
-        journal.deadline_s = self._clock() + self._options.retention_s
+        self._retain(journal)
+
+
+def _orphan(journal: Journal) -> OrphanedGeneration:
+    request = journal.request
+    return OrphanedGeneration(
+        request_id=request.request_id,
+        model=request.model,
+        tenant=request.tenant,
+        key_id=request.key_id,
+        usage=journal.usage,
+        finish_reason=journal.finish_reason or FinishReason.ABORT,
+    )

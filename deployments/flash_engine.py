@@ -19,7 +19,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import EngineError, EngineStopped
 from engine.outputs import StepOutput, Usage
 from engine.sampling_params import SamplingParams
-from router.backends.base import BackendStatus
+from router.backends.base import BackendStatus, OrphanedGeneration
 from router.errors import BackendError
 from router.generation import GenerationRequest, TokenEvent
 from router.generation import Usage as RouterUsage
@@ -152,6 +152,12 @@ class FlashEngine:
 
     async def renew(self, request_ids: list[str]) -> None:
         await self._shell.renew(request_ids)
+
+    async def acknowledge(self, request_ids: list[str]) -> None:
+        await self._shell.acknowledge(request_ids)
+
+    async def claim_orphans(self) -> list[OrphanedGeneration]:
+        return await self._shell.claim_orphans()
 
     async def status(self) -> BackendStatus:
         self._start()

@@ -19,6 +19,9 @@ class Journal:
         self.request = request
         self.deadline_s = deadline_s
         self.num_readers = 0
+        self.ended_s: float | None = None
+        self.is_acknowledged = False  # accounted for: nothing is lost when it is forgotten
+        self.claimed_until_s = 0.0
         self.usage = Usage(len(request.prompt_token_ids), 0, 0)
         self.finish_reason: FinishReason | None = None
         self.error: RouterError | None = None

@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
-from router.backends.base import BackendStatus
+from router.backends.base import BackendStatus, OrphanedGeneration
 from router.errors import BackendError, BackendUnavailable, RouterError
 from router.generation import GenerationRequest, TokenEvent, Usage
 
@@ -52,6 +52,13 @@ class LocalBackend:
     async def abort(self, request_id: str) -> Usage | None:
         usage: Usage | None = await self._call("abort", request_id)
         return usage
+
+    async def acknowledge(self, request_ids: Sequence[str]) -> None:
+        await self._call("acknowledge", list(request_ids))
+
+    async def claim_orphans(self) -> list[OrphanedGeneration]:
+        orphans: list[OrphanedGeneration] = await self._call("claim_orphans")
+        return orphans
 
     async def status(self) -> BackendStatus:
         try:

@@ -1,113 +1,97 @@
-"""The ASGI app: routes, and a guard around them that gives every answer its ids and every failure
-a body in the caller's dialect."""
+"""The ASGI app: what is built from what, which route goes where, how errors are answered."""
 
-import logging
-import secrets
-import time
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import cast
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from router.accounting import Accounting
+from router.audit import AuditSink, LogSink
 from router.backends.base import Backend
 from router.catalog import Catalog
 from router.config import RouterConfig
-from router.dialect import dialect_of, error_body, error_headers
+from router.dialect import error_response
 from router.endpoints import Endpoints
-from router.errors import BackendError, MethodNotAllowed, NotFound, RouterError
+from router.errors import MethodNotAllowed, NotFound, RouterError
+from router.guard import Guard
 from router.identity import KeyRing
+from router.limits.fair_queue import FairQueue
+from router.limits.ip_limit import IpLimit
+from router.limits.limiter import TeamLimiter
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
-
-logger = logging.getLogger(__name__)
+from router.teams import Team
 
 
 def create_app(
-    *, catalog: Catalog, backend: Backend, keys: KeyRing, config: RouterConfig
+    *,
+    catalog: Catalog,
+    backend: Backend,
+    keys: KeyRing,
+    config: RouterConfig,
+    teams: Sequence[Team] = (),
+    sink: AuditSink | None = None,
+    limiter: TeamLimiter | None = None,
+    ip_limit: IpLimit | None = None,
 ) -> ASGIApp:
+    """Teams of `keys` that are not among `teams` have no limits. Without a `sink` the audit goes to
+    the log; without limiters nothing is limited."""
+    by_name = {name: Team(name) for name in keys.teams} | {team.name: team for team in teams}
     metrics = RouterMetrics()
-    endpoints = Endpoints(Pipeline(catalog, backend, metrics), keys, config)
+    accounting = Accounting(by_name, backend, sink or LogSink(), limiter)
+    queue = FairQueue(config.max_running_requests)
+    pipeline = Pipeline(catalog, backend, metrics, accounting, queue)
+    endpoints = Endpoints(pipeline, keys, config, ip_limit)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncGenerator[None, None]:
+        sweeping = asyncio.create_task(accounting.sweep())
+        yield
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
+
     app = Starlette(
-        routes=[
-            Route("/", endpoints.index),
-            Route("/v1/messages", endpoints.messages, methods=["POST"]),
-            Route("/v1/messages/count_tokens", endpoints.count_tokens, methods=["POST"]),
-            Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
-            Route("/v1/models", endpoints.models),
-            Route("/v1/models/{model_id:path}", endpoints.model),
-            Route("/healthz", endpoints.healthz),
-            Route("/readyz", endpoints.readyz),
-            Route("/metrics", endpoints.metrics),
-        ],
+        routes=_routes(endpoints),
         exception_handlers={RouterError: _answer_error, HTTPException: _answer_http_exception},
+        lifespan=lifespan,
     )
-    return Guard(app, metrics)
+    return Guard(app, accounting, metrics)
 
 
-class Guard:
-    """Pure ASGI, outermost. Both request id headers go on every answer: each SDK reads its own."""
-
-    def __init__(self, app: ASGIApp, metrics: RouterMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = f"req_{secrets.token_hex(12)}"
-        scope.setdefault("state", {})["request_id"] = request_id
-        status: int | None = None
-        started_s = time.monotonic()
-
-        async def send_with_ids(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["request-id"] = headers["x-request-id"] = request_id
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_ids)
-        except Exception:
-            logger.exception("request failed request_id=%s path=%s", request_id, scope["path"])
-            if status is None:
-                response = _error_response(scope, BackendError("internal error"))
-                await response(scope, receive, send_with_ids)
-        if status is not None and status >= 400:
-            self._metrics.error(status)
-        logger.info(
-            "request_id=%s method=%s path=%s status=%s duration_ms=%.1f",
-            request_id,
-            scope["method"],
-            scope["path"],
-            status,
-            (time.monotonic() - started_s) * 1e3,
-        )
+def _routes(endpoints: Endpoints) -> list[Route]:
+    return [
+        Route("/", endpoints.index),
+        Route("/v1/messages", endpoints.messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", endpoints.count_tokens, methods=["POST"]),
+        Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/models/{model_id:path}", endpoints.model),
+        Route("/healthz", endpoints.healthz),
+        Route("/readyz", endpoints.readyz),
+        Route("/metrics", endpoints.metrics),
+    ]
 
 
 def _answer_error(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, RouterError)
-    return _error_response(request.scope, exc)
+    error = cast("RouterError", exc)
+    if request.state.account is not None:
+        request.state.account.error_code = error.anthropic_type
+    return error_response(request.scope, error)
 
 
 def _answer_http_exception(request: Request, exc: Exception) -> Response:
-    assert isinstance(exc, HTTPException)
+    exception = cast("HTTPException", exc)
     route = f"{request.method} {request.url.path}"
-    if exc.status_code == 405:
-        allowed = (exc.headers or {}).get("Allow", "")
-        return _error_response(
-            request.scope, MethodNotAllowed(f"{route}: method not allowed, use {allowed}")
-        )
-    return _error_response(request.scope, NotFound(f"{route}: no such route"))
-
-
-def _error_response(scope: Scope, error: RouterError) -> Response:
-    headers = Headers(scope=scope)
-    body = error_body(dialect_of(scope["path"], headers), error, scope["state"]["request_id"])
-    return JSONResponse(body, status_code=error.status, headers=error_headers(error))
+    if exception.status_code == 405:
+        allowed = (exception.headers or {}).get("Allow", "")
+        error: RouterError = MethodNotAllowed(f"{route}: method not allowed, use {allowed}")
+    else:
+        error = NotFound(f"{route}: no such route")
+    return error_response(request.scope, error)

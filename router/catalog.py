@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from router.capabilities import Capability
 from router.errors import ModelNotFound
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ class ServedModel:
     eos_token_ids: tuple[int, ...]
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    capabilities: frozenset[Capability] = frozenset()
 
 
 class Catalog:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from router.capabilities import Feature
+
 Role = Literal["system", "user", "assistant"]
 
 
@@ -17,6 +19,8 @@ class ChatRequest:
     """`max_tokens` None means: whatever the context still holds. `seed` None: the router draws one.
 
     Ranges of the sampling fields are those of the dialect and have been checked.
+    `messages` hold the texts only: whatever else was sent is named in `features`, and a model that
+    lacks the capability must not answer.
     """
 
     model: str
@@ -36,3 +40,4 @@ class ChatRequest:
     num_completions: int = 1
     stream: bool = False
     include_usage: bool = False
+    features: tuple[Feature, ...] = ()

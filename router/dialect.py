@@ -4,6 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import Scope
+
 from router.errors import RouterError
 from router.protocols.anthropic import encode as anthropic
 from router.protocols.openai import encode as openai
@@ -24,6 +28,13 @@ def error_body(dialect: Dialect, error: RouterError, request_id: str) -> dict[st
     if dialect == "anthropic":
         return anthropic.error_body(error, request_id)
     return openai.error_body(error)
+
+
+def error_response(scope: Scope, error: RouterError) -> JSONResponse:
+    """The error's body, status and headers in the dialect of the request."""
+    dialect = dialect_of(scope["path"], Headers(scope=scope))
+    body = error_body(dialect, error, scope["state"]["request_id"])
+    return JSONResponse(body, status_code=error.status, headers=error_headers(error))
 
 
 def error_headers(error: RouterError) -> dict[str, str]:

@@ -9,14 +9,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from router.account import RequestAccount
 from router.body import read_body
 from router.catalog import ServedModel
 from router.chat import ChatRequest
 from router.config import RouterConfig
 from router.dialect import dialect_of
-from router.errors import InvalidRequest
+from router.errors import AuthenticationFailed, InvalidRequest, RouterError
 from router.identity import KeyRing, Principal
-from router.pipeline import Pipeline, RunningGeneration
+from router.limits.ip_limit import IpLimit, client_ip
+from router.pipeline import Pipeline
 from router.protocols.anthropic import encode as anthropic
 from router.protocols.anthropic.parse import parse_count_tokens, parse_messages
 from router.protocols.base import StreamEncoder
@@ -33,47 +35,48 @@ class Endpoints:
     pipeline: Pipeline
     keys: KeyRing
     config: RouterConfig
+    ip_limit: IpLimit | None = None
 
     async def messages(self, request: Request) -> Response | EventStream:
-        principal = self.keys.authenticate(request.headers)
+        account = await self._account(request)
         version = _anthropic_version(request)
         chat = parse_messages(await self._body(request), version)
-        message_id = request.state.request_id.replace("req_", "msg_", 1)
+        message_id = account.request_id.replace("req_", "msg_", 1)
         if chat.stream:
-            encoder = anthropic.MessageStream(message_id, chat.model)
-            return await self._stream(request, chat, principal, encoder)
+            return self._stream(chat, account, anthropic.MessageStream(message_id, chat.model))
         completions = await until_disconnected(
-            request.receive, self.pipeline.complete(chat, principal, request.state.request_id)
+            request.receive, self.pipeline.complete(chat, account)
         )
         if completions is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return JSONResponse(anthropic.message_body(message_id, chat.model, completions[0]))
 
     async def count_tokens(self, request: Request) -> Response:
-        self.keys.authenticate(request.headers)
+        account = await self._account(request)
         version = _anthropic_version(request)
         chat = parse_count_tokens(await self._body(request), version)
+        account.model = chat.model
         return JSONResponse(anthropic.count_tokens_body(await self.pipeline.count_tokens(chat)))
 
     async def chat_completions(self, request: Request) -> Response | EventStream:
-        principal = self.keys.authenticate(request.headers)
+        account = await self._account(request)
         chat = parse_chat(await self._body(request))
-        completion_id = request.state.request_id.replace("req_", "chatcmpl-", 1)
+        completion_id = account.request_id.replace("req_", "chatcmpl-", 1)
         created = int(time.time())
         if chat.stream:
             encoder = openai.ChatCompletionStream(
                 completion_id, chat.model, created, chat.num_completions, chat.include_usage
             )
-            return await self._stream(request, chat, principal, encoder)
+            return self._stream(chat, account, encoder)
         completions = await until_disconnected(
-            request.receive, self.pipeline.complete(chat, principal, request.state.request_id)
+            request.receive, self.pipeline.complete(chat, account)
         )
         if completions is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return JSONResponse(openai.completion_body(completion_id, chat.model, created, completions))
 
     async def models(self, request: Request) -> Response:
-        self.keys.authenticate(request.headers)
+        await self._authenticate(request)
         catalog = self.pipeline.catalog
         cards = [(name, catalog.resolve(name)) for name in catalog.names]
         if dialect_of(request.url.path, request.headers) == "openai":
@@ -83,14 +86,15 @@ class Endpoints:
         )
 
     async def model(self, request: Request) -> Response:
-        self.keys.authenticate(request.headers)
+        await self._authenticate(request)
         name = request.path_params["model_id"]
         card = (name, self.pipeline.catalog.resolve(name))
         if dialect_of(request.url.path, request.headers) == "openai":
             return JSONResponse(_openai_card(*card))
         return JSONResponse(_anthropic_card(*card))
 
-    async def index(self, _request: Request) -> Response:
+    async def index(self, request: Request) -> Response:
+        await self._count_address(request)
         return JSONResponse({"name": "flashray", "models": list(self.pipeline.catalog.names)})
 
     async def healthz(self, _request: Request) -> Response:
@@ -102,7 +106,8 @@ class Endpoints:
             return JSONResponse({"status": "ready"})
         return JSONResponse({"status": "not ready", "reason": status.reason}, status_code=503)
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        await self._count_address(request)
         status = await self.pipeline.backend.status()
         return Response(
             self.pipeline.metrics.render(status), media_type="text/plain; version=0.0.4"
@@ -111,24 +116,49 @@ class Endpoints:
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self.config.max_body_bytes)
 
-    async def _stream(
-        self, request: Request, chat: ChatRequest, principal: Principal, encoder: StreamEncoder
+    async def _account(self, request: Request) -> RequestAccount:
+        """The account that the guard opened, with its caller in it."""
+        account: RequestAccount = request.state.account
+        account.principal = await self._authenticate(request)
+        return account
+
+    async def _authenticate(self, request: Request) -> Principal:
+        """Raises AuthenticationFailed; RateLimited for an address that keeps guessing."""
+        try:
+            return self.keys.authenticate(request.headers)
+        except AuthenticationFailed:
+            await self._count_address(request)
+            raise
+
+    async def _count_address(self, request: Request) -> None:
+        """Where no key is asked for, or none was right. Probes (/healthz, /readyz) are free."""
+        if self.ip_limit is None or request.client is None:
+            return
+        forwarded_for = request.headers.getlist("x-forwarded-for")
+        trusted = self.config.trusted_proxies
+        await self.ip_limit.check(client_ip(request.client.host, forwarded_for, trusted))
+
+    def _stream(
+        self, chat: ChatRequest, account: RequestAccount, encoder: StreamEncoder
     ) -> EventStream:
-        running = await self.pipeline.start(chat, principal, request.state.request_id)
+        def encode_error(error: RouterError) -> bytes:
+            account.error_code = error.anthropic_type
+            return b"".join(map(encode_event, encoder.error(error)))
+
         return EventStream(
-            _frames(running, encoder),
+            self._frames(chat, account, encoder),
             keep_alive_s=self.config.keep_alive_s,
-            encode_error=lambda error: b"".join(map(encode_event, encoder.error(error))),
+            encode_error=encode_error,
         )
 
-
-async def _frames(
-    running: RunningGeneration, encoder: StreamEncoder
-) -> AsyncGenerator[bytes, None]:
-    async with contextlib.aclosing(running.events()) as events:
-        async for choice, event in events:
-            if frame := b"".join(map(encode_event, encoder.encode(choice, event))):
-                yield frame
+    async def _frames(
+        self, chat: ChatRequest, account: RequestAccount, encoder: StreamEncoder
+    ) -> AsyncGenerator[bytes, None]:
+        running = await self.pipeline.start(chat, account)
+        async with contextlib.aclosing(running.events()) as events:
+            async for choice, event in events:
+                if frame := b"".join(map(encode_event, encoder.encode(choice, event))):
+                    yield frame
 
 
 def _anthropic_version(request: Request) -> str:

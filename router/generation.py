@@ -48,6 +48,7 @@ class GenerationRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingSettings
     tenant: str = ""
+    key_id: str = ""
     cache_salt: str = ""
     priority: int = 0
     grace_s: float = 0.0

@@ -27,6 +27,10 @@ class KeyRing:
             key_hash: Principal(team, key_hash[:8]) for key_hash, team in teams_by_key_hash.items()
         }
 
+    @property
+    def teams(self) -> frozenset[str]:
+        return frozenset(principal.team for principal in self._principals.values())
+
     def authenticate(self, headers: Mapping[str, str]) -> Principal:
         """Accepts `authorization: Bearer KEY` and `x-api-key: KEY`. Raises AuthenticationFailed."""
         principal = self._principals.get(hash_key(presented_key(headers)))

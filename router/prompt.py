@@ -3,11 +3,11 @@
 import secrets
 from dataclasses import dataclass
 
+from router.account import RequestAccount
 from router.catalog import ServedModel
 from router.chat import ChatRequest
 from router.errors import InvalidRequest, UnsupportedFeature
 from router.generation import GenerationRequest, SamplingSettings
-from router.identity import Principal
 
 
 def prompt_token_ids(chat: ChatRequest, model: ServedModel) -> tuple[int, ...]:
@@ -51,10 +51,11 @@ def generation_requests(
     model: ServedModel,
     prompt: tuple[int, ...],
     budget: TokenBudget,
-    principal: Principal,
-    request_id: str,
+    account: RequestAccount,
 ) -> list[GenerationRequest]:
     """One request per completion wanted, with distinct ids and seeds."""
+    assert account.principal is not None, "a request without a caller reached the prompt"
+    request_id, principal = account.request_id, account.principal
     first_seed = secrets.randbits(62) if chat.seed is None else chat.seed
     return [
         GenerationRequest(
@@ -63,6 +64,7 @@ def generation_requests(
             prompt_token_ids=prompt,
             sampling=_sampling(chat, model, budget, seed=(first_seed + choice) % (1 << 63)),
             tenant=principal.team,
+            key_id=principal.key_id,
             cache_salt=principal.team,
         )
         for choice in range(chat.num_completions)

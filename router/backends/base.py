@@ -1,10 +1,10 @@
 """What a backend of token ids must do. `deployments` injects the local engine, tests a fake."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from router.generation import GenerationRequest, TokenEvent, Usage
+from router.generation import FinishReason, GenerationRequest, TokenEvent, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,18 @@ class BackendStatus:
     preemptions_total: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class OrphanedGeneration:
+    """A generation that ended with no router to account for it."""
+
+    request_id: str
+    model: str
+    tenant: str
+    key_id: str
+    usage: Usage
+    finish_reason: FinishReason
+
+
 class Backend(Protocol):
     """A generation outlives its reader: `submit` starts it, `subscribe` reads it, any number of
     times and from anywhere, `abort` ends it. All raise errors of `router.errors` only."""
@@ -30,7 +42,9 @@ class Backend(Protocol):
     async def submit(self, request: GenerationRequest) -> None:
         """Start the generation. Raises InvalidRequest when it can never run, BackendUnavailable."""
 
-    def subscribe(self, request_id: str, after_index: int = 0) -> AsyncIterator[list[TokenEvent]]:
+    def subscribe(
+        self, request_id: str, after_index: int = 0
+    ) -> AsyncGenerator[list[TokenEvent], None]:
         """Yield the tokens from position `after_index` of the completion on, to the last event.
 
         Raises NotFound for an unknown or expired id, BackendError when the generation broke.
@@ -39,6 +53,13 @@ class Backend(Protocol):
     async def abort(self, request_id: str) -> Usage | None:
         """End the generation, free what it holds, and return its final usage; idempotent.
         None when the id is unknown or expired."""
+
+    async def acknowledge(self, request_ids: Sequence[str]) -> None:
+        """These generations have ended and are accounted for: they may be forgotten."""
+
+    async def claim_orphans(self) -> list[OrphanedGeneration]:
+        """Ended generations that nobody has acknowledged for a while. What is claimed here is not
+        given to another claimant for a while."""
 
     async def status(self) -> BackendStatus:
         """Never raises: what cannot be asked is not ready, with the reason."""

@@ -1,10 +1,10 @@
 """A backend of scripted completions: real journals of tokens, no engine."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from router.backends.base import BackendStatus
+from router.backends.base import BackendStatus, OrphanedGeneration
 from router.errors import NotFound, RouterError
 from router.generation import (
     FinishReason,
@@ -34,6 +34,8 @@ class FakeBackend:
     aborted: list[str] = field(default_factory=list)
     num_sent: dict[str, int] = field(default_factory=dict)
     ready: bool = True
+    acknowledged: list[str] = field(default_factory=list)
+    orphans: list[OrphanedGeneration] = field(default_factory=list)
 
     async def submit(self, request: GenerationRequest) -> None:
         if self.refuse is not None:
@@ -60,6 +62,13 @@ class FakeBackend:
         self.aborted.append(request_id)
         request = next(r for r in self.requests if r.request_id == request_id)
         return self._usage(request, self.num_sent[request_id])
+
+    async def acknowledge(self, request_ids: Sequence[str]) -> None:
+        self.acknowledged += request_ids
+
+    async def claim_orphans(self) -> list[OrphanedGeneration]:
+        orphans, self.orphans = self.orphans, []
+        return orphans
 
     async def status(self) -> BackendStatus:
         return BackendStatus(self.ready, "" if self.ready else "loading", num_blocks=10)

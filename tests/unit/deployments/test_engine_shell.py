@@ -170,6 +170,7 @@ async def test_a_lease_that_nobody_takes_or_renews_runs_out():
         assert (await read_all(shell, "unread"))[-1].finish_reason is FinishReason.ABORT
         rest = [event async for events in reader for event in events]
         assert rest[-1].finish_reason is FinishReason.LENGTH
+        await shell.acknowledge(["read", "unread", "nobody"])
         now_s = 200.0
         await until(lambda: shell.num_journals == 0)
         with pytest.raises(NotFound, match="unknown here or has expired"):
