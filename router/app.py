@@ -17,6 +17,7 @@ from router.audit import AuditSink, LogSink
 from router.backends.base import Backend
 from router.catalog import Catalog
 from router.config import RouterConfig
+from router.console_routes import CONSOLE_ROUTES
 from router.dialect import error_response
 from router.endpoints import Endpoints
 from router.errors import MethodNotAllowed, NotFound, RouterError
@@ -27,6 +28,7 @@ from router.limits.ip_limit import IpLimit
 from router.limits.limiter import TeamLimiter
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
+from router.status import LimitsOf, StatusEndpoint
 from router.teams import Team
 
 
@@ -40,6 +42,7 @@ def create_app(
     sink: AuditSink | None = None,
     limiter: TeamLimiter | None = None,
     ip_limit: IpLimit | None = None,
+    limits_of: LimitsOf | None = None,
 ) -> ASGIApp:
     """Teams of `keys` that are not among `teams` have no limits. Without a `sink` the audit goes to
     the log; without limiters nothing is limited."""
@@ -49,6 +52,7 @@ def create_app(
     queue = FairQueue(config.max_running_requests)
     pipeline = Pipeline(catalog, backend, metrics, accounting, queue)
     endpoints = Endpoints(pipeline, keys, config, ip_limit)
+    status = StatusEndpoint(catalog, backend, endpoints.authenticate, limits_of)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None, None]:
@@ -58,21 +62,23 @@ def create_app(
         await asyncio.gather(sweeping, return_exceptions=True)
 
     app = Starlette(
-        routes=_routes(endpoints),
+        routes=_routes(endpoints, status),
         exception_handlers={RouterError: _answer_error, HTTPException: _answer_http_exception},
         lifespan=lifespan,
     )
     return Guard(app, accounting, metrics)
 
 
-def _routes(endpoints: Endpoints) -> list[Route]:
+def _routes(endpoints: Endpoints, status: StatusEndpoint) -> list[Route]:
     return [
         Route("/", endpoints.index),
+        *CONSOLE_ROUTES,
         Route("/v1/messages", endpoints.messages, methods=["POST"]),
         Route("/v1/messages/count_tokens", endpoints.count_tokens, methods=["POST"]),
         Route("/v1/chat/completions", endpoints.chat_completions, methods=["POST"]),
         Route("/v1/models", endpoints.models),
         Route("/v1/models/{model_id:path}", endpoints.model),
+        Route("/v1/status", status.status),
         Route("/healthz", endpoints.healthz),
         Route("/readyz", endpoints.readyz),
         Route("/metrics", endpoints.metrics),

@@ -14,6 +14,7 @@ from router.body import read_body
 from router.catalog import ServedModel
 from router.chat import ChatRequest
 from router.config import RouterConfig
+from router.console_routes import accepts_page, console_page
 from router.dialect import dialect_of
 from router.errors import AuthenticationFailed, InvalidRequest, RouterError
 from router.identity import KeyRing, Principal
@@ -76,7 +77,7 @@ class Endpoints:
         return JSONResponse(openai.completion_body(completion_id, chat.model, created, completions))
 
     async def models(self, request: Request) -> Response:
-        await self._authenticate(request)
+        await self.authenticate(request)
         catalog = self.pipeline.catalog
         cards = [(name, catalog.resolve(name)) for name in catalog.names]
         if dialect_of(request.url.path, request.headers) == "openai":
@@ -86,7 +87,7 @@ class Endpoints:
         )
 
     async def model(self, request: Request) -> Response:
-        await self._authenticate(request)
+        await self.authenticate(request)
         name = request.path_params["model_id"]
         card = (name, self.pipeline.catalog.resolve(name))
         if dialect_of(request.url.path, request.headers) == "openai":
@@ -94,8 +95,12 @@ class Endpoints:
         return JSONResponse(_anthropic_card(*card))
 
     async def index(self, request: Request) -> Response:
+        """The web console for browsers; for everybody else a line that says who answers here."""
         await self._count_address(request)
-        return JSONResponse({"name": "flashray", "models": list(self.pipeline.catalog.names)})
+        if accepts_page(request.headers):
+            return console_page(request)
+        body = {"name": "flashray", "models": list(self.pipeline.catalog.names)}
+        return JSONResponse(body, headers={"vary": "accept"})
 
     async def healthz(self, _request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -113,22 +118,22 @@ class Endpoints:
             self.pipeline.metrics.render(status), media_type="text/plain; version=0.0.4"
         )
 
-    async def _body(self, request: Request) -> bytes:
-        return await read_body(request, self.config.max_body_bytes)
-
-    async def _account(self, request: Request) -> RequestAccount:
-        """The account that the guard opened, with its caller in it."""
-        account: RequestAccount = request.state.account
-        account.principal = await self._authenticate(request)
-        return account
-
-    async def _authenticate(self, request: Request) -> Principal:
+    async def authenticate(self, request: Request) -> Principal:
         """Raises AuthenticationFailed; RateLimited for an address that keeps guessing."""
         try:
             return self.keys.authenticate(request.headers)
         except AuthenticationFailed:
             await self._count_address(request)
             raise
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, self.config.max_body_bytes)
+
+    async def _account(self, request: Request) -> RequestAccount:
+        """The account that the guard opened, with its caller in it."""
+        account: RequestAccount = request.state.account
+        account.principal = await self.authenticate(request)
+        return account
 
     async def _count_address(self, request: Request) -> None:
         """Where no key is asked for, or none was right. Probes (/healthz, /readyz) are free."""
