@@ -1,37 +1,44 @@
-"""Bodies of the Claude dialect to what they mean for a local model.
+"""Bodies of the Claude dialect to what they mean.
 
-Fields that change nothing a local model does (metadata, service_tier, cache_control, speed, effort,
-diagnostics, billing and fallback settings) are accepted; those that ask for something it cannot do
-are refused by name. Texts of several blocks, and of neighbouring turns of one role, are joined by a
-newline.
+What the dialect itself forbids is refused here; what only some models can do is noted
+(`features.py`). Fields that change nothing about the text (metadata, service_tier, cache_control,
+speed, effort, diagnostics, billing and fallback settings) are accepted. Texts of several blocks,
+and of neighbouring turns of one role, are joined by a newline.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
+from router.capabilities import Capability, Features
 from router.chat import ChatMessage, ChatRequest
-from router.errors import InvalidRequest, UnsupportedFeature
+from router.errors import InvalidRequest
+from router.protocols.anthropic.features import conversation_features, request_features
 from router.protocols.anthropic.schema import (
     Conversation,
     CountTokensBody,
     Message,
     MessagesBody,
-    OutputConfig,
     TextBlock,
+    Thinking,
+    Tool,
+    ToolChoice,
 )
+from router.protocols.anthropic.tool_turns import check_tool_turns
 from router.protocols.base import MIN_TOP_P, Problem, check_body, check_stop_size
 
 SAMPLING_VERSION = "2023-06-01"
 CURRENT_VERSION = "2026-10-21"
+MIN_THINKING_TOKENS = 1024
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 
 
 def parse_messages(body: bytes, version: str) -> ChatRequest:
-    """`version` is the anthropic-version header. Raises InvalidRequest, and UnsupportedFeature for
-    what is legal in the dialect but not on a local model."""
+    """`version` is the anthropic-version header. Raises InvalidRequest."""
     _check_version(version)
     fields = check_body(MessagesBody, body, _refuse)
     _check_sampling(fields, version)
-    _check_conversation(fields, version)
-    _check_request(fields)
+    features = _conversation(fields, version)
+    request_features(fields, features)
     stops = fields.stop_sequences or []
     _check_stops(stops)
     return ChatRequest(
@@ -43,6 +50,7 @@ def parse_messages(body: bytes, version: str) -> ChatRequest:
         top_p=1.0 if fields.top_p is None else max(fields.top_p, MIN_TOP_P),
         stop_strings=tuple(stops),
         stream=bool(fields.stream),
+        features=features.in_order(),
     )
 
 
@@ -50,8 +58,18 @@ def parse_count_tokens(body: bytes, version: str) -> ChatRequest:
     """As `parse_messages`, so that what is counted is what would be generated from."""
     _check_version(version)
     fields = check_body(CountTokensBody, body, _refuse)
+    features = _conversation(fields, version).in_order()
+    return ChatRequest(fields.model, _turns(fields), max_tokens=None, features=features)
+
+
+def _conversation(fields: Conversation, version: str) -> Features:
+    """Checks it, and returns what it asks for."""
     _check_conversation(fields, version)
-    return ChatRequest(model=fields.model, messages=_turns(fields), max_tokens=None)
+    features = conversation_features(fields)
+    is_whole = fields.thread is None or fields.thread.get("type") != "continue"
+    if features.has(Capability.TOOLS) and is_whole:
+        check_tool_turns(fields.messages, _invalid)
+    return features
 
 
 def _refuse(problem: Problem) -> InvalidRequest:
@@ -60,10 +78,6 @@ def _refuse(problem: Problem) -> InvalidRequest:
 
 def _invalid(param: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{param}: {message}", param=param)
-
-
-def _unsupported(param: str, message: str) -> UnsupportedFeature:
-    return UnsupportedFeature(f"{param}: {message}", param=param)
 
 
 def _check_version(version: str) -> None:
@@ -96,75 +110,39 @@ def _check_stops(stops: list[str]) -> None:
 
 
 def _check_conversation(fields: Conversation, version: str) -> None:
-    _check_thread(fields)
-    _check_tools(fields)
-    _check_output_config(fields.output_config, "output_config")
-    if fields.output_format:
-        raise _unsupported("output_format", "local models have no structured output; drop it")
-    if fields.thinking is not None and fields.thinking.type != "disabled":
-        raise _unsupported(
-            "thinking.type",
-            f'local models do not think aloud, got "{fields.thinking.type}"; '
-            'drop thinking or send {"type": "disabled"}',
-        )
-    if fields.compaction:
-        raise _unsupported("compaction", "not available on local models; drop it")
-    _check_context_management(fields)
+    _check_tools(fields.tools or [], fields.tool_choice)
+    _check_thinking(fields.thinking)
     for index, message in enumerate(fields.messages):
         _check_message(message, f"messages.{index}", version)
-    _check_order(fields.messages)
+    turns = (message.role for message in fields.messages if message.role != "system")
+    if next(turns, None) != "user":
+        raise _invalid("messages", 'the first message must use the "user" role')
 
 
-def _check_thread(fields: Conversation) -> None:
-    if fields.thread is not None:
-        # The SDK's tool runner reads this code and sends the whole conversation instead. Ignoring
-        # `thread` would lose the history: the next request carries only what is new.
-        raise UnsupportedFeature(
-            "thread: local models keep no threads; send the full conversation without thread",
-            param="thread",
-            details_code="thread_unsupported_request",
-        )
+def _check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    names = set[str]()
+    for index, tool in enumerate(tools):
+        if not tool.is_custom:
+            continue
+        if tool.name is None or not _TOOL_NAME.fullmatch(tool.name):
+            raise _invalid(f"tools.{index}.name", f"expected a name like {_TOOL_NAME.pattern}")
+        if tool.name in names:
+            raise _invalid(f"tools.{index}.name", "tool names must be unique")
+        if tool.input_schema is None or tool.input_schema.get("type") != "object":
+            raise _invalid(f"tools.{index}.input_schema.type", "expected 'object'")
+        names.add(tool.name)
+    if choice is not None and choice.type == "tool" and not choice.name:
+        raise _invalid("tool_choice.name", "Field required")
 
 
-def _check_tools(fields: Conversation) -> None:
-    if fields.tools:
-        raise _unsupported("tools", "local models call no tools; drop tools")
-    if fields.tool_choice is not None and fields.tool_choice.get("type") != "none":
-        raise _unsupported("tool_choice", "local models call no tools; drop tool_choice")
-    if fields.mcp_servers:
-        raise _unsupported("mcp_servers", "local models call no tools; drop mcp_servers")
-
-
-def _check_output_config(config: OutputConfig | None, param: str) -> None:
-    if config is None:
+def _check_thinking(thinking: Thinking | None) -> None:
+    if thinking is None or thinking.type != "enabled":
         return
-    if config.format is not None:
-        raise _unsupported(
-            f"{param}.format", "local models have no structured output; ask for JSON in the prompt"
-        )
-    if config.task_budget is not None:
-        raise _unsupported(f"{param}.task_budget", "local models keep no task budget; drop it")
-
-
-def _check_context_management(fields: Conversation) -> None:
-    """Edits that clear tool results or thinking have nothing to clear here; others would change
-    what the model reads."""
-    edits = (fields.context_management or {}).get("edits") or []
-    for index, edit in enumerate(edits):
-        kind = edit.get("type") if isinstance(edit, dict) else None
-        if not isinstance(kind, str) or not kind.startswith("clear_"):
-            raise _unsupported(
-                f"context_management.edits.{index}",
-                "only clear_* edits are possible on local models; drop it",
-            )
-
-
-def _check_request(fields: MessagesBody) -> None:
-    if fields.container is not None:
-        raise _unsupported("container", "local models run no code; drop container")
-    if fields.inference_geo not in (None, "global"):
-        raise _unsupported(
-            "inference_geo", "local models run where this cluster runs; drop inference_geo"
+    if thinking.budget_tokens is None or thinking.budget_tokens < MIN_THINKING_TOKENS:
+        raise _invalid(
+            "thinking.budget_tokens",
+            f"expected at least {MIN_THINKING_TOKENS} with type enabled, "
+            f"got {thinking.budget_tokens}",
         )
 
 
@@ -172,41 +150,24 @@ def _check_message(message: Message, path: str, version: str) -> None:
     if message.role != "system" and (message.clear_at or message.output_config):
         name = "clear_at" if message.clear_at else "output_config"
         raise _invalid(f"{path}.{name}", 'only permitted on messages of role "system"')
-    if message.clear_at == "next_user_message":
-        raise _unsupported(f"{path}.clear_at", "local models clear no messages; drop clear_at")
-    _check_output_config(message.output_config, f"{path}.output_config")
     if not message.content:
         raise _invalid(f"{path}.content", "messages must have non-empty content")
     if isinstance(message.content, str):
         return
     for index, block in enumerate(message.content):
-        block_path = f"{path}.content.{index}"
         if isinstance(block, TextBlock):
-            _check_citations(block, message.role, block_path, version)
+            if block.citations:
+                _check_citations(message.role, f"{path}.content.{index}", version)
         elif (block.type, message.role, version) == ("document", "assistant", CURRENT_VERSION):
-            raise _invalid(block_path, '"document" blocks are not permitted in assistant messages')
-        else:
-            raise _unsupported(
-                block_path, f'local models read text only, got a "{block.type}" block; drop it'
+            raise _invalid(
+                f"{path}.content.{index}",
+                '"document" blocks are not permitted in assistant messages',
             )
 
 
-def _check_citations(block: TextBlock, role: str, path: str, version: str) -> None:
-    if block.citations and role == "user" and version == CURRENT_VERSION:
+def _check_citations(role: str, path: str, version: str) -> None:
+    if role == "user" and version == CURRENT_VERSION:
         raise _invalid(f"{path}.citations", "not permitted on text blocks of user messages")
-
-
-def _check_order(messages: list[Message]) -> None:
-    roles = [message.role for message in messages]
-    turns = [role for role in roles if role != "system"]
-    if not turns or turns[0] != "user":
-        raise _invalid("messages", 'the first message must use the "user" role')
-    if roles[-1] == "assistant":
-        raise _invalid(
-            "messages",
-            "local models do not continue a partial assistant message (prefill); "
-            'the last message must use the "user" role',
-        )
 
 
 def _turns(fields: Conversation) -> tuple[ChatMessage, ...]:

@@ -1,7 +1,7 @@
 """Bodies of POST /v1/messages and POST /v1/messages/count_tokens.
 
-Every field of the public API is known by name, beta fields included. A field whose meaning cannot
-be had from a local model has the type of any JSON value: it is judged in `parse`, not here.
+Every field of the public API is known by name, beta fields included. Of what only some backends
+understand, no more is checked than what the router itself reads.
 """
 
 from typing import Annotated, Any, Literal
@@ -26,8 +26,27 @@ class TextBlock(Fields):
     citations: list[Any] | None = None
 
 
+ToolUseId = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]+$")]
+
+
+class ToolUseBlock(Fields):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["tool_use"]
+    id: ToolUseId
+    name: str
+    input: dict[str, Any]
+
+
+class ToolResultBlock(Fields):
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["tool_result"]
+    tool_use_id: ToolUseId
+
+
 class OtherBlock(Fields):
-    """Legal in the dialect, never on a local model; the fields are not looked at."""
+    """A block whose fields are not looked at: its meaning is between client and backend."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -50,15 +69,15 @@ class OtherBlock(Fields):
         "thinking",
         "tool_addition",
         "tool_removal",
-        "tool_result",
         "tool_search_tool_result",
-        "tool_use",
         "web_fetch_tool_result",
         "web_search_tool_result",
     ]
 
 
-Block = Annotated[TextBlock | OtherBlock, Field(discriminator="type")]
+Block = Annotated[
+    TextBlock | ToolUseBlock | ToolResultBlock | OtherBlock, Field(discriminator="type")
+]
 SystemPrompt = Annotated[
     Annotated[str, Tag(STRING_FORM)] | Annotated[list[TextBlock], Tag(LIST_FORM)],
     Discriminator(content_form),
@@ -92,6 +111,32 @@ class Thinking(Fields):
     display: str | None = None
 
 
+class Tool(Fields):
+    """The caller's own when `type` is absent or `custom`, else one that the provider defines."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str | None = None
+    name: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+    @property
+    def is_custom(self) -> bool:
+        return self.type in (None, "custom")
+
+
+class ToolChoice(Fields):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class ContextManagement(Fields):
+    model_config = ConfigDict(extra="ignore")
+
+    edits: list[dict[str, Any]] | None = None
+
+
 class Conversation(Fields):
     """What both endpoints take."""
 
@@ -101,15 +146,15 @@ class Conversation(Fields):
     billing_policy: Any = None
     cache_control: CacheControl | None = None
     compaction: dict[str, Any] | None = None
-    context_management: dict[str, Any] | None = None
+    context_management: ContextManagement | None = None
     mcp_servers: list[Any] | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
     speed: Literal["standard", "fast"] | None = None
     thinking: Thinking | None = None
     thread: dict[str, Any] | None = None
-    tool_choice: dict[str, Any] | None = None
-    tools: list[Any] | None = None
+    tool_choice: ToolChoice | None = None
+    tools: list[Tool] | None = None
 
 
 class CountTokensBody(Conversation):

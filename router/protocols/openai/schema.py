@@ -1,8 +1,8 @@
 """The body of POST /v1/chat/completions.
 
 Every field of the public API is known by name, and three extras of other open servers (`top_k`,
-`min_p`, `repetition_penalty`). A field whose meaning cannot be had from a local model has the type
-of any JSON value: it is judged in `parse`, not here.
+`min_p`, `repetition_penalty`). Of what only some backends understand, no more is checked than what
+the router itself reads.
 """
 
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ class TextPart(Fields):
 
 
 class OtherPart(Fields):
-    """Legal in the dialect, never on a local model; the fields are not looked at."""
+    """A part whose fields are not looked at: its meaning is between client and backend."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -39,6 +39,13 @@ Content = Annotated[
 ]
 
 
+class ToolCall(Fields):
+    model_config = ConfigDict(extra="ignore")
+
+    id: str
+    type: Literal["function", "custom"]
+
+
 class Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
@@ -48,7 +55,27 @@ class Message(Fields):
     refusal: str | None = None
     annotations: Any = None
     tool_call_id: str | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Function(Fields):
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    parameters: dict[str, Any] | None = None
+
+
+class FunctionTool(Fields):
+    type: Literal["function"]
+    function: Function
+
+
+class CustomTool(Fields):
+    type: Literal["custom"]
+    custom: dict[str, Any]
+
+
+Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type")]
 
 
 class StreamOptions(Fields):
@@ -61,9 +88,8 @@ class ResponseFormat(Fields):
     json_schema: dict[str, Any] | None = None
 
 
-TokenLimit = Annotated[int, Field(ge=1)]
+TokenLimit = Annotated[int, Field(ge=0)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-TokenId = Annotated[str, Field(pattern=r"^[0-9]{1,10}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -71,7 +97,7 @@ class ChatBody(Fields):
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Message], Field(min_length=1), FailFast()]
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     logprobs: bool | None = None
     max_completion_tokens: TokenLimit | None = None
     max_tokens: TokenLimit | None = None
@@ -109,11 +135,11 @@ class ChatBody(Fields):
 
     audio: Any = None
     function_call: Any = None
-    functions: list[Any] | None = None
+    functions: list[dict[str, Any]] | None = None
     modalities: list[str] | None = None
     moderation: Any = None
     prediction: Any = None
     store: bool | None = None
     tool_choice: Any = None
-    tools: list[Any] | None = None
+    tools: list[Tool] | None = None
     web_search_options: Any = None

@@ -1,15 +1,22 @@
 """Bodies of the Claude dialect: what is understood, what is refused, and in which words."""
 
 import json
+from typing import get_args
 
 import pytest
 
+from router.capabilities import Capability, Feature, check_features
 from router.chat import ChatMessage, ChatRequest
 from router.errors import InvalidRequest, UnsupportedFeature
+from router.protocols.anthropic.features import BLOCK_CAPABILITIES
 from router.protocols.anthropic.parse import parse_count_tokens, parse_messages
+from router.protocols.anthropic.schema import OtherBlock
 
 OLD, NEW = "2023-06-01", "2026-10-21"
 USER = {"role": "user", "content": "Hello"}
+
+
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
 
 
 def body(**fields):
@@ -21,6 +28,24 @@ def refusal(raw, version=OLD, parse=parse_messages):
     with pytest.raises(InvalidRequest) as caught:
         parse(raw, version)
     return caught.value
+
+
+def feature(raw, version=OLD, parse=parse_messages) -> Feature:
+    """The only thing that `raw` asks for beyond text."""
+    (only,) = parse(raw, version).features
+    return only
+
+
+def assistant(*blocks):
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def tool_use(tool_use_id="t1"):
+    return {"type": "tool_use", "id": tool_use_id, "name": "f", "input": {}}
+
+
+def tool_result(tool_use_id="t1"):
+    return {"type": "tool_result", "tool_use_id": tool_use_id, "content": "21 °C"}
 
 
 def user(*blocks):
@@ -174,7 +199,20 @@ def test_numbers_must_be_finite(literal):
         ({"messages": user()}, "messages.0.content", "non-empty"),
         ({"messages": [{"role": "assistant", "content": "x"}, USER]}, "messages", "first message"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages", "first message"),
-        ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages", "prefill"),
+        ({"tools": {}}, "tools", "valid array"),
+        ({"tools": [{}]}, "tools.0.name", "expected a name"),
+        ({"tools": [{"name": "a b"}]}, "tools.0.name", "expected a name"),
+        ({"tools": [{"name": "f"}]}, "tools.0.input_schema.type", "'object'"),
+        ({"tools": [TOOL, TOOL]}, "tools.1.name", "unique"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type", "'auto'"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "required"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens", "1024"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 1023}},
+            "thinking.budget_tokens",
+            "got 1023",
+        ),
+        ({"context_management": {"edits": 5}}, "context_management.edits", "valid array"),
         ({"messages": [{**USER, "clear_at": "never"}]}, "messages.0.clear_at", '"system"'),
         ({"system": 5}, "system", "string or an array"),
         ({"system": [{"type": "text", "text": ""}]}, "system.0.text", "at least 1 character"),
@@ -203,37 +241,40 @@ def test_a_long_name_does_not_come_back_whole():
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "capability", "param"),
     [
-        ({"tools": [{"name": "x", "input_schema": {"type": "object"}}]}, "tools"),
-        ({"tool_choice": {"type": "auto"}}, "tool_choice"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "thinking.type"),
-        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking.type"),
-        ({"container": "c"}, "container"),
-        ({"inference_geo": "eu"}, "inference_geo"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
-        ({"output_config": {"task_budget": {"total": 1}}}, "output_config.task_budget"),
-        ({"output_format": {"type": "json_schema"}}, "output_format"),
-        ({"compaction": {"trigger": 1}}, "compaction"),
+        ({"tools": [TOOL]}, "tools", "tools"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "provider_tools", "tools"),
+        ({"tool_choice": {"type": "auto"}}, "tools", "tool_choice"),
+        ({"mcp_servers": [{"url": "x"}]}, "provider_tools", "mcp_servers"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2048}}, "thinking", "thinking.type"),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, "thinking", "thinking.type"),
+        ({"container": "c"}, "code_execution", "container"),
+        ({"inference_geo": "eu"}, "inference_geo", "inference_geo"),
+        (
+            {"output_config": {"format": {"type": "json_schema"}}},
+            "structured_output",
+            "output_config.format",
+        ),
+        ({"output_config": {"task_budget": {}}}, "task_budget", "output_config.task_budget"),
+        ({"output_format": {"type": "json_schema"}}, "structured_output", "output_format"),
+        ({"compaction": {"trigger": 1}}, "context_management", "compaction"),
         (
             {"context_management": {"edits": [{"type": "compact_20260112"}]}},
+            "context_management",
             "context_management.edits.0",
         ),
-        ({"messages": user({"type": "image", "source": {}})}, "messages.0.content.0"),
-        ({"messages": user({"type": "document"})}, "messages.0.content.0"),
+        ({"messages": [USER, {"role": "assistant", "content": "x"}]}, "prefill", "messages"),
+        ({"messages": user({"type": "image", "source": {}})}, "images", "messages.0.content.0"),
+        ({"messages": user({"type": "document"})}, "documents", "messages.0.content.0"),
         (
-            {"messages": user({"type": "text", "text": "x"}, {"type": "tool_result"})},
-            "messages.0.content.1",
+            {"messages": [USER, assistant({"type": "thinking", "signature": "s"}), USER]},
+            "thinking",
+            "messages.1.content.0",
         ),
         (
-            {
-                "messages": [
-                    USER,
-                    {"role": "assistant", "content": [{"type": "tool_use"}]},
-                    USER,
-                ]
-            },
+            {"messages": [USER, assistant(tool_use()), *user(tool_result())]},
+            "tools",
             "messages.1.content.0",
         ),
         (
@@ -243,22 +284,124 @@ def test_a_long_name_does_not_come_back_whole():
                     USER,
                 ]
             },
+            "context_management",
             "messages.0.clear_at",
         ),
     ],
 )
 @pytest.mark.parametrize("version", [OLD, NEW])
-def test_what_a_local_model_cannot_do_is_refused_by_name(fields, param, version):
-    error = refusal(body(**fields), version)
-    assert isinstance(error, UnsupportedFeature)
-    assert error.param == param
-    assert "local models" in error.message or "drop it" in error.message
+def test_what_not_every_model_can_do_is_noted_in_words_of_a_refusal(
+    fields, capability, param, version
+):
+    noted = feature(body(**fields), version)
+    assert (noted.capability, noted.param) == (capability, param)
+    assert noted.message.startswith(f"{param}: ")
+    assert "local models" in noted.message or "drop it" in noted.message
+    check_features((noted,), frozenset({Capability(capability)}))
+    with pytest.raises(UnsupportedFeature) as caught:
+        check_features((noted,), frozenset(Capability) - {Capability(capability)})
+    assert (caught.value.message, caught.value.param) == (noted.message, param)
+
+
+def test_features_keep_their_order_and_the_first_use_of_each():
+    blocks = [{"type": "image"}, {"type": "text", "text": "x"}, {"type": "image"}]
+    raw = body(messages=user(*blocks), tools=[TOOL], container="c", system="s")
+    chat = parse_messages(raw, NEW)
+    assert [noted.param for noted in chat.features] == [
+        "tools",
+        "messages.0.content.0",
+        "container",
+    ]
+    assert chat.messages == (ChatMessage("system", "s"), ChatMessage("user", "x"))
+    with pytest.raises(UnsupportedFeature) as caught:
+        check_features(chat.features, frozenset({Capability.TOOLS}))
+    assert caught.value.param == "messages.0.content.0"
+
+
+def test_every_block_of_the_dialect_has_a_capability():
+    typed = {"tool_use", "tool_result"}
+    assert set(get_args(OtherBlock.model_fields["type"].annotation)) | typed == set(
+        BLOCK_CAPABILITIES
+    )
 
 
 def test_threads_are_refused_with_the_code_the_sdk_understands():
-    error = refusal(body(thread={"type": "create"}), NEW)
-    assert isinstance(error, UnsupportedFeature)
-    assert error.details_code == "thread_unsupported_request"
+    noted = feature(body(thread={"type": "create"}), NEW)
+    assert noted.details_code == "thread_unsupported_request"
+    with pytest.raises(UnsupportedFeature) as caught:
+        check_features((noted,), frozenset())
+    assert caught.value.details_code == "thread_unsupported_request"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [USER, assistant(tool_use()), *user(tool_result(), {"type": "text", "text": "so?"})],
+        [USER, assistant(tool_use("a"), tool_use("b")), *user(tool_result("b"), tool_result("a"))],
+        [
+            USER,
+            assistant(tool_use("a")),
+            assistant(tool_use("b")),
+            *user(tool_result("a")),
+            *user(tool_result("b")),
+        ],
+        [
+            USER,
+            assistant(tool_use()),
+            {"role": "system", "content": "x"},
+            *user(tool_result()),
+        ],
+    ],
+)
+def test_tools_in_order(messages):
+    assert [
+        noted.capability for noted in parse_messages(body(messages=messages), NEW).features
+    ] == [Capability.TOOLS]
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "words"),
+    [
+        (user(tool_result()), "messages.0.content.0.tool_use_id", "got t1"),
+        ([USER, assistant(tool_use()), USER], "messages.1.content.0", "tool_result for t1"),
+        ([USER, assistant(tool_use())], "messages.1.content.0", "tool_result for t1"),
+        (
+            [
+                USER,
+                assistant(tool_use()),
+                USER,
+                assistant({"type": "text", "text": "x"}),
+                *user(tool_result()),
+            ],
+            "messages.1.content.0",
+            "tool_result for t1",
+        ),
+        (
+            [USER, assistant(tool_use()), *user(tool_result(), tool_result())],
+            "messages.2.content.1.tool_use_id",
+            "unanswered",
+        ),
+        ([USER, assistant(tool_use(), tool_use())], "messages.1.content.1.id", "unique"),
+        (user(tool_use()), "messages.0.content.0", "only permitted in assistant"),
+        ([USER, assistant(tool_result()), USER], "messages.1.content.0", "only permitted in user"),
+        (
+            [USER, assistant({**tool_use(), "id": "a b"}), USER],
+            "messages.1.content.0.tool_use.id",
+            "pattern",
+        ),
+    ],
+)
+def test_tools_out_of_order_are_refused_for_every_model(messages, param, words):
+    error = refusal(body(messages=messages), NEW)
+    assert error.param == param
+    assert words in error.message
+    assert not isinstance(error, UnsupportedFeature)
+
+
+def test_a_continued_thread_answers_tools_of_the_turns_it_left_out():
+    thread = {"type": "continue", "previous_message_id": "msg_1"}
+    chat = parse_messages(body(messages=user(tool_result()), thread=thread), NEW)
+    assert [noted.capability for noted in chat.features] == [Capability.THREADS, Capability.TOOLS]
 
 
 @pytest.mark.parametrize("version", ["", "2023-01-01", "2026-10-21 "])
@@ -287,7 +430,7 @@ def test_citations_of_a_user_belong_to_the_old_version():
 
 def test_a_document_of_the_assistant_is_illegal_in_the_new_version():
     messages = [USER, {"role": "assistant", "content": [{"type": "document"}]}, USER]
-    assert isinstance(refusal(body(messages=messages), OLD), UnsupportedFeature)
+    assert feature(body(messages=messages), OLD).capability == Capability.DOCUMENTS
     error = refusal(body(messages=messages), NEW)
     assert not isinstance(error, UnsupportedFeature)
     assert "not permitted in assistant messages" in error.message
@@ -301,6 +444,6 @@ def test_counting_takes_the_same_conversation_and_no_limit():
     for fields in ({"max_tokens": 5}, {"max_tokens": ..., "stream": True}):
         error = refusal(body(**fields), NEW, parse_count_tokens)
         assert error.message.endswith("Extra inputs are not permitted")
-    error = refusal(body(max_tokens=..., tools=[{}]), NEW, parse_count_tokens)
-    assert isinstance(error, UnsupportedFeature)
+    noted = feature(body(max_tokens=..., tools=[TOOL]), NEW, parse_count_tokens)
+    assert noted.capability == Capability.TOOLS
     assert refusal(raw, "x", parse_count_tokens).param == "anthropic-version"

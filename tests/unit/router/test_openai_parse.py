@@ -1,14 +1,29 @@
 """Bodies of the OpenAI dialect: what is understood, what is refused, and in which words."""
 
 import json
+from typing import get_args
 
 import pytest
 
+from router.capabilities import Capability, check_features
 from router.chat import ChatMessage, ChatRequest
 from router.errors import InvalidRequest, UnsupportedFeature
+from router.protocols.openai.features import PART_CAPABILITIES
 from router.protocols.openai.parse import parse_chat
+from router.protocols.openai.schema import OtherPart
 
 USER = {"role": "user", "content": "Hello"}
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def call(call_id):
+    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+CALL = {"role": "assistant", "tool_calls": [call("c1")]}
+ANSWER = {"role": "tool", "tool_call_id": "c1", "content": "21"}
 
 
 def body(**fields):
@@ -89,6 +104,7 @@ def test_fields_without_effect_are_accepted():
         tools=[],
         tool_choice="auto",
         function_call="none",
+        stream_options={"include_obfuscation": True},
     )
     assert parse_chat(raw) == parse_chat(body())
 
@@ -121,6 +137,7 @@ def test_roles_and_forms_of_content():
     [
         ({"max_tokens": 5}, 5),
         ({"max_completion_tokens": 6}, 6),
+        ({"max_tokens": 0, "max_completion_tokens": 0}, 0),
         ({"max_tokens": 7, "max_completion_tokens": 7}, 7),
     ],
 )
@@ -174,12 +191,10 @@ def test_unknown_arguments_are_refused_in_the_words_of_the_api():
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "or an array"),
         ({"messages": user()}, "messages[0].content", "at least 1 item"),
         ({"messages": user({"type": "poem"})}, "messages[0].content[0]", "'poem'"),
-        (
-            {"messages": [USER, {"role": "assistant", "content": "x"}]},
-            "messages[1].role",
-            "partial",
-        ),
-        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"messages": [{"role": "assistant"}, USER]}, "messages[0].content", "got null"),
+        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function.function", "Field required"),
+        ({"tools": [{"type": "poem"}]}, "tools[0]", "'poem'"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "send one of them"),
         ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
         ({"temperature": "1"}, "temperature", "valid number"),
@@ -191,7 +206,9 @@ def test_unknown_arguments_are_refused_in_the_words_of_the_api():
         ({"frequency_penalty": -2.5}, "frequency_penalty", "greater than or equal to -2"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 9}, "n", "less than or equal to 8"),
-        ({"seed": 2**63}, "seed", "less than"),
+        ({"seed": 2**63}, "seed", "less than 9223372036854775808"),
+        ({"seed": -(2**63) - 1}, "seed", "greater than or equal to -9223372036854775808"),
+        ({"seed": 10**40}, "seed", "less than 9223372036854775808"),
         ({"stop": ["a"] * 5}, "stop", "at most 4 items"),
         ({"stop": ""}, "stop", "at least one character"),
         ({"stop": ["a", ""]}, "stop", "at least one character"),
@@ -200,8 +217,7 @@ def test_unknown_arguments_are_refused_in_the_words_of_the_api():
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"top_logprobs": 5}, "top_logprobs", "'logprobs' is true"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "less than or equal to 100"),
-        ({"logit_bias": {"the": 1}}, "logit_bias.the", "pattern"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "'stream' is true"),
+        ({"stream_options": {"include": True}}, "stream_options.include", "Unrecognized"),
         ({"response_format": {"type": "yaml"}}, "response_format.type", "'json_schema'"),
     ],
 )
@@ -218,29 +234,85 @@ def test_numbers_must_be_finite():
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("fields", "capability", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"function_call": {"name": "f"}}, "function_call"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
-        ({"audio": {"voice": "x"}}, "audio"),
-        ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"moderation": {"model": "x"}}, "moderation"),
-        ({"prediction": {"type": "content"}}, "prediction"),
-        ({"web_search_options": {}}, "web_search_options"),
-        ({"store": True}, "store"),
-        ({"messages": user({"type": "image_url", "image_url": {}})}, "messages[0].content[0]"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"tools": [TOOL]}, "tools", "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools", "tools"),
+        ({"functions": [{"name": "f"}]}, "tools", "functions"),
+        ({"tool_choice": "required"}, "tools", "tool_choice"),
+        ({"function_call": {"name": "f"}}, "tools", "function_call"),
+        ({"response_format": {"type": "json_object"}}, "structured_output", "response_format"),
         (
-            {"messages": [USER, {"role": "assistant", "tool_calls": [{}]}, USER]},
-            "messages[1].tool_calls",
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "structured_output",
+            "response_format",
+        ),
+        ({"audio": {"voice": "x"}}, "audio", "audio"),
+        ({"modalities": ["text", "audio"]}, "audio", "modalities"),
+        ({"moderation": {"model": "x"}}, "moderation", "moderation"),
+        ({"prediction": {"type": "content"}}, "prediction", "prediction"),
+        ({"web_search_options": {}}, "web_search", "web_search_options"),
+        ({"store": True}, "store", "store"),
+        ({"logit_bias": {"7": 1, "the": 1}}, "text_logit_bias", "logit_bias"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "x"}]},
+            "prefill",
+            "messages[1].role",
+        ),
+        (
+            {"messages": user({"type": "image_url", "image_url": {}})},
+            "images",
+            "messages[0].content[0]",
+        ),
+        ({"messages": [USER, CALL, ANSWER]}, "tools", "messages[1].tool_calls"),
+        ({"messages": [{"role": "function", "name": "f"}, USER]}, "tools", "messages[0].role"),
+        (
+            {"messages": [{"role": "assistant", "refusal": "no"}, USER]},
+            "refusals",
+            "messages[0].refusal",
         ),
     ],
 )
-def test_what_a_local_model_cannot_do_is_refused_by_name(fields, param):
-    error = refusal(body(**fields))
-    assert isinstance(error, UnsupportedFeature)
+def test_what_not_every_model_can_do_is_noted_in_words_of_a_refusal(fields, capability, param):
+    (noted,) = parse_chat(body(**fields)).features
+    assert (noted.capability, noted.param) == (capability, param)
+    check_features((noted,), frozenset({Capability(capability)}))
+    with pytest.raises(UnsupportedFeature) as caught:
+        check_features((noted,), frozenset(Capability) - {Capability(capability)})
+    assert caught.value.message.startswith(f"Unsupported value for '{param}': ")
+    assert caught.value.param == param
+
+
+def test_biases_for_token_ids_are_kept_beside_others():
+    assert parse_chat(body(logit_bias={"7": 1, "the": 2})).logit_bias == ((7, 1.0),)
+
+
+def test_every_part_of_the_dialect_has_a_capability():
+    assert set(get_args(OtherPart.model_fields["type"].annotation)) == set(PART_CAPABILITIES)
+
+
+def test_calls_are_answered_in_any_order():
+    both = {"role": "assistant", "content": "x", "tool_calls": [call("a"), call("b")]}
+    messages = [USER, both, {**ANSWER, "tool_call_id": "b"}, {**ANSWER, "tool_call_id": "a"}]
+    assert parse_chat(body(messages=messages)).messages == (
+        ChatMessage("user", "Hello"),
+        ChatMessage("assistant", "x"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "tool", "content": "x"}], "messages[0].tool_call_id"),
+        ([USER, {**ANSWER, "tool_call_id": "c1"}], "messages[1].tool_call_id"),
+        ([USER, CALL, {**ANSWER, "tool_call_id": "c2"}], "messages[2].tool_call_id"),
+        ([USER, CALL, ANSWER, ANSWER], "messages[3].tool_call_id"),
+        ([USER, CALL, USER], "messages[1].tool_calls"),
+        ([USER, CALL], "messages[1].tool_calls"),
+        ([USER, {**CALL, "tool_calls": [{}]}], "messages[1].tool_calls[0].id"),
+    ],
+)
+def test_tools_out_of_order_are_refused_for_every_model(messages, param):
+    error = refusal(body(messages=messages))
     assert error.param == param
+    assert not isinstance(error, UnsupportedFeature)
