@@ -1,7 +1,9 @@
-"""The command line: serve, chat, doctor."""
+"""The command line: serve, chat, doctor, audit, hash-key."""
 
 import argparse
+import getpass
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +48,18 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--config", type=Path)
     doctor.add_argument("--port", type=int, default=_port_from_environment())
     doctor.set_defaults(run=_doctor)
+
+    audit = commands.add_parser("audit", help="what was used, by whom")
+    audit.add_argument("--folder", type=Path, help="default $FLASHRAY_STATE/audit")
+    audit.add_argument("--team", help="this team only")
+    audit.add_argument("--since", help="RFC 3339 time or date, UTC, such as 2026-11-30")
+    audit.add_argument("--request", help="this request id only")
+    audit.add_argument("--json", action="store_true", help="records, one JSON object a line")
+    audit.set_defaults(run=_audit)
+
+    hash_key = commands.add_parser("hash-key", help="the SHA-256 of an API key, for a config file")
+    hash_key.add_argument("--new", action="store_true", help="make a new key up and print it too")
+    hash_key.set_defaults(run=_hash_key)
     return parser
 
 
@@ -66,6 +80,25 @@ def _doctor(options: argparse.Namespace) -> int:
     from deployments.doctor import run_doctor
 
     return run_doctor(options.config, options.port)
+
+
+def _audit(options: argparse.Namespace) -> int:
+    from deployments.audit_command import audit
+
+    return audit(options.folder, options.team, options.since, options.request, options.json)
+
+
+def _hash_key(options: argparse.Namespace) -> int:
+    """The key is read from standard input, so that it stays out of process lists and histories."""
+    from router.identity import hash_key
+
+    if options.new:
+        key = f"sk-flashray-{secrets.token_urlsafe(24)}"
+        print(f"key   {key}")
+    else:
+        key = getpass.getpass("key: ") if sys.stdin.isatty() else sys.stdin.readline().strip()
+    print(f"hash  {hash_key(key)}")
+    return 0
 
 
 def _port_from_environment() -> int | None:

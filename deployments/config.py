@@ -2,13 +2,22 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    IPvAnyNetwork,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from deployments.errors import ConfigError
 from deployments.model_files import BUILT_IN_MODEL
+from router.teams import Team, teams_by_key_hash, teams_from_mapping
 
 
 class Settings(BaseModel):
@@ -31,12 +40,38 @@ class EngineSettings(Settings):
     lease_s: float = Field(default=10.0, gt=0)
     retention_s: float = Field(default=60.0, gt=0)
 
+    @model_validator(mode="after")
+    def _every_sequence_gets_a_token(self) -> Self:
+        if self.max_num_sequences > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_sequences {self.max_num_sequences} > max_num_batched_tokens "
+                f"{self.max_num_batched_tokens}: a step must hold one token of every sequence"
+            )
+        return self
+
 
 class RouterSettings(Settings):
     num_replicas: int = Field(default=1, ge=1)
     keep_alive_s: float = Field(default=10.0, gt=0, le=15)
     max_body_mib: int = Field(default=32, ge=1)
     max_ongoing_requests: int = Field(default=1000, ge=1)
+    max_running_requests: int = Field(default=256, ge=1)
+    trusted_proxies: tuple[IPvAnyNetwork, ...] = ()
+
+
+class LimitSettings(Settings):
+    """`store`: `embedded` (one machine), a redis:// or unix:// URL, or `none`. Its password comes
+    from the environment variable `password_env`, never from here."""
+
+    store: str = Field(default="embedded", pattern=r"^(embedded|none|(rediss?|unix)://.+)$")
+    password_env: str | None = None
+    requests_per_minute_per_address: int = Field(default=100, ge=1)
+
+
+class AuditSettings(Settings):
+    """`folder` null: `$FLASHRAY_STATE/audit`, by default `~/.local/state/flashray/audit`."""
+
+    folder: Path | None = None
 
 
 class HttpSettings(Settings):
@@ -45,15 +80,25 @@ class HttpSettings(Settings):
 
 
 class AppConfig(Settings):
-    """`key_hashes` maps the SHA-256 of an API key to its team."""
+    """`key_hashes` maps the SHA-256 of an API key to its team; `teams` holds keys, rights and
+    limits of teams (router/teams.py). A team that is only in `key_hashes` has no limits."""
 
     model: str = BUILT_IN_MODEL
     served_name: str | None = None
     aliases: tuple[str, ...] = ()
     key_hashes: dict[str, str] = Field(default_factory=dict)
+    teams: tuple[dict[str, Any], ...] = ()
     engine: EngineSettings = EngineSettings()
     router: RouterSettings = RouterSettings()
+    limits: LimitSettings = LimitSettings()
+    audit: AuditSettings = AuditSettings()
     http: HttpSettings = HttpSettings()
+
+    @field_validator("teams")
+    @classmethod
+    def _are_teams(cls, teams: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        teams_from_mapping({"teams": list(teams)})
+        return teams
 
     @field_validator("key_hashes")
     @classmethod
@@ -65,6 +110,14 @@ class AppConfig(Settings):
                     "never a key itself (printf %s KEY | sha256sum)"
                 )
         return key_hashes
+
+
+def teams_of(config: AppConfig) -> tuple[Team, ...]:
+    return teams_from_mapping({"teams": list(config.teams)})
+
+
+def team_names_by_key_hash(config: AppConfig) -> dict[str, str]:
+    return {**teams_by_key_hash(teams_of(config)), **config.key_hashes}
 
 
 def load_config(file: Path) -> AppConfig:

@@ -38,15 +38,19 @@ def local_app(
         if ray.ignored_address:
             progress(f"warning: RAY_ADDRESS={ray.ignored_address} is ignored: this Ray is private")
         progress("starting the engine and the router")
-        port = deploy(config, model)
-        url = f"http://{config.http.host}:{port}"
-        await_ready(url)
-        yield RunningApp(
-            url=url,
-            model=config.served_name or model.manifest.name,
-            dashboard_url=ray.dashboard_url,
-            ray_token_file=str(ray.token_file),
-        )
+        try:
+            url = f"http://{config.http.host}:{deploy(config, model)}"
+            await_ready(url)
+            yield RunningApp(
+                url=url,
+                model=config.served_name or model.manifest.name,
+                dashboard_url=ray.dashboard_url,
+                ray_token_file=str(ray.token_file),
+            )
+        finally:
+            from deployments.limit_store import end_limit_store
+
+            end_limit_store()
 
 
 def deploy(config: AppConfig, model: object) -> int:

@@ -58,6 +58,12 @@ def default_cache_dir() -> Path:
     return Path(configured) if configured else Path.home() / ".cache" / "flashray"
 
 
+def default_state_dir() -> Path:
+    """`$FLASHRAY_STATE`, else `~/.local/state/flashray`: what must not be deleted with a cache."""
+    configured = os.environ.get("FLASHRAY_STATE")
+    return Path(configured) if configured else Path.home() / ".local" / "state" / "flashray"
+
+
 def prepare_model(
     source: str,
     *,

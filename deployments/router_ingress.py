@@ -7,13 +7,18 @@ from typing import Any
 from ray import serve
 from starlette.types import ASGIApp
 
-from deployments.config import AppConfig
+from deployments.config import AppConfig, team_names_by_key_hash, teams_of
+from deployments.limit_store import limit_store_url
 from deployments.local_backend import LocalBackend
-from deployments.model_files import ModelFiles, open_model
+from deployments.model_files import ModelFiles, default_state_dir, open_model
 from router.app import create_app
+from router.audit import JsonlSink
 from router.catalog import Catalog, ServedModel
 from router.config import RouterConfig
 from router.identity import KeyRing
+from router.limits.failover import FailoverLimiter
+from router.limits.ip_limit import IpLimit
+from router.limits.limiter import Limiter, connect
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 
@@ -38,15 +43,30 @@ def served_model(files: ModelFiles, config: AppConfig) -> ServedModel:
 
 
 class RouterIngress:
-    def __init__(self, config: AppConfig, model_path: str, engine: Any) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: AppConfig, model_path: str, engine: Any
+    ) -> None:
         model = served_model(open_model(Path(model_path)), config)
+        url = await limit_store_url(config.limits)
+        limiter: FailoverLimiter | None = None
+        ip_limit: IpLimit | None = None
+        if url is not None:
+            redis = connect(url)
+            limiter = FailoverLimiter(Limiter(redis), config.router.num_replicas)
+            ip_limit = IpLimit(redis, config.limits.requests_per_minute_per_address)
         self._app = create_app(
             catalog=Catalog([model], dict.fromkeys(config.aliases, model.id)),
             backend=LocalBackend(engine, config.engine.lease_s),
-            keys=KeyRing(config.key_hashes),
+            keys=KeyRing(team_names_by_key_hash(config)),
+            teams=teams_of(config),
+            sink=JsonlSink(config.audit.folder or default_state_dir() / "audit"),
+            limiter=limiter,
+            ip_limit=ip_limit,
             config=RouterConfig(
                 max_body_bytes=config.router.max_body_mib << 20,
                 keep_alive_s=config.router.keep_alive_s,
+                max_running_requests=config.router.max_running_requests,
+                trusted_proxies=config.router.trusted_proxies,
             ),
         )
 

@@ -28,6 +28,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApp]:
     )
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.setenv("FLASHRAY_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("FLASHRAY_STATE", str(tmp_path_factory.mktemp("state")))
         running = stack.enter_context(local_app(config, print, include_dashboard=False))
         yield running
 
