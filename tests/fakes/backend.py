@@ -34,6 +34,7 @@ class FakeBackend:
     aborted: list[str] = field(default_factory=list)
     num_sent: dict[str, int] = field(default_factory=dict)
     ready: bool = True
+    loses_usage: bool = False
     acknowledged: list[str] = field(default_factory=list)
     orphans: list[OrphanedGeneration] = field(default_factory=list)
 
@@ -60,6 +61,8 @@ class FakeBackend:
 
     async def abort(self, request_id: str) -> Usage | None:
         self.aborted.append(request_id)
+        if self.loses_usage:
+            return None
         request = next(r for r in self.requests if r.request_id == request_id)
         return self._usage(request, self.num_sent[request_id])
 

@@ -11,6 +11,8 @@ if not reservation then
 end
 redis.call('HDEL', RESERVATIONS, request_id)
 redis.call('ZREM', LEASES, request_id)
+-- What settlements add up to: equal to the audit's sum, and a test holds it there.
+redis.call('HINCRBY', BUCKETS, 'settled_tokens', whole(num_tokens_used))
 
 local level = level_of('tokens', tokens_per_minute, now)
 if level then
