@@ -176,7 +176,12 @@ def _anthropic_version(request: Request) -> str:
 def _anthropic_card(name: str, model: ServedModel) -> dict[str, Any]:
     display_name = model.display_name if name == model.id else f"{model.display_name} ({name})"
     return anthropic.model_body(
-        name, display_name, model.created_at, model.max_model_len, model.max_model_len
+        name,
+        display_name,
+        model.created_at,
+        model.max_model_len,
+        model.max_model_len,
+        model.capabilities,
     )
 
 

@@ -71,11 +71,6 @@ class Pipeline:
                 completions[choice].add(event)
         return completions
 
-    def _model(self, chat: ChatRequest) -> ServedModel:
-        model = self.catalog.resolve(chat.model)
-        check_features(chat.features, model.capabilities)
-        return model
-
 
 class RunningGeneration:
     """The completions of one request while they run. `close` is idempotent and always awaited;

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, assert_never
 
+from router.capabilities import Capability
 from router.completion import Completion
 from router.errors import BackendError, InvalidRequest, RouterError
 from router.events import Finished, Started, TextDelta, TextEvent
@@ -100,6 +101,7 @@ def model_body(
     created_at: datetime,
     max_input_tokens: int,
     max_tokens: int,
+    capabilities: frozenset[Capability] = frozenset(),
 ) -> dict[str, Any]:
     return {
         "type": "model",
@@ -107,8 +109,37 @@ def model_body(
         "display_name": display_name,
         "created_at": created_at.astimezone(UTC).isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
+        "deprecated_at": None,
+        "retires_at": None,
+        "line": None,
         "max_input_tokens": max_input_tokens,
         "max_tokens": max_tokens,
+        "capabilities": _model_capabilities(capabilities),
+    }
+
+
+def _model_capabilities(capabilities: frozenset[Capability]) -> dict[str, Any]:
+    def support(capability: Capability) -> dict[str, Any]:
+        return {"supported": capability in capabilities}
+
+    thinking = support(Capability.THINKING)
+    kinds = ("adaptive", "between_tools", "disabled", "enabled")
+    levels = ("low", "medium", "high", "xhigh", "max")
+    return {
+        "batch": {"supported": False},
+        "citations": support(Capability.DOCUMENTS),
+        "code_execution": support(Capability.CODE_EXECUTION),
+        "context_management": support(Capability.CONTEXT_MANAGEMENT),
+        "effort": {"supported": False, **{level: {"supported": False} for level in levels}},
+        "image_input": support(Capability.IMAGES),
+        "pdf_input": support(Capability.DOCUMENTS),
+        "server_tools": {
+            **support(Capability.PROVIDER_TOOLS),
+            "code_execution": support(Capability.CODE_EXECUTION),
+            "web_search": support(Capability.PROVIDER_TOOLS),
+        },
+        "structured_outputs": support(Capability.STRUCTURED_OUTPUT),
+        "thinking": {**thinking, "types": dict.fromkeys(kinds, thinking)},
     }
 
 
@@ -118,20 +149,17 @@ def model_list_body(
     after_id: str | None = None,
     before_id: str | None = None,
 ) -> dict[str, Any]:
-    """One page of `model_body`s: the first `limit` after `after_id`, or the last `limit` before
-    `before_id`. `has_more` looks in the direction of travel. Raises InvalidRequest."""
+    """One page of the `model_body`s between `after_id` and `before_id`: its first `limit`, or its
+    last when only `before_id` is given. `has_more` looks in the direction of travel. Raises
+    InvalidRequest."""
     if not 1 <= limit <= MAX_PAGE_SIZE:
         raise InvalidRequest(
             f"limit: expected 1 to {MAX_PAGE_SIZE}, got {limit}; ask for less", param="limit"
         )
-    if after_id is not None and before_id is not None:
-        raise InvalidRequest("after_id: send either after_id or before_id", param="after_id")
-    if before_id is not None:
-        rest = models[: _position(models, before_id, "before_id")]
-        page = rest[-limit:]
-    else:
-        rest = models[0 if after_id is None else _position(models, after_id, "after_id") + 1 :]
-        page = rest[:limit]
+    start = 0 if after_id is None else _position(models, after_id, "after_id") + 1
+    end = len(models) if before_id is None else _position(models, before_id, "before_id")
+    rest = models[start:end]
+    page = rest[-limit:] if after_id is None and before_id is not None else rest[:limit]
     return {
         "data": list(page),
         "has_more": len(rest) > len(page),

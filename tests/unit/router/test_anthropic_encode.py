@@ -8,6 +8,7 @@ import anthropic
 import httpx2
 import pytest
 
+from router.capabilities import Capability
 from router.completion import Completion
 from router.errors import BackendError, InvalidRequest, Overloaded, UnsupportedFeature
 from router.events import Finished, Started, TextDelta
@@ -214,6 +215,19 @@ def test_a_model_card_says_when_in_utc():
         model = client.models.retrieve("m")
     assert (model.id, model.max_input_tokens, model.max_tokens) == ("m", 8192, 512)
     assert model.lifecycle == "active"
+    assert model.capabilities is not None
+    assert not model.capabilities.image_input.supported
+
+
+def test_a_model_card_says_what_the_model_can_do():
+    can = frozenset({Capability.IMAGES, Capability.THINKING})
+    body = encode.model_body("m", "M", datetime(2026, 1, 2, tzinfo=UTC), 8192, 512, can)
+    with client_of(as_json(body), media_type="application/json") as client:
+        capabilities = client.models.retrieve("m").capabilities
+    assert capabilities.image_input.supported
+    assert capabilities.thinking.types.adaptive.supported
+    assert not capabilities.structured_outputs.supported
+    assert not capabilities.server_tools.web_search.supported
 
 
 @pytest.mark.parametrize(
@@ -227,6 +241,9 @@ def test_a_model_card_says_when_in_utc():
         ({"limit": 2, "before_id": "model-3"}, [1, 2], True),
         ({"limit": 3, "before_id": "model-3"}, [0, 1, 2], False),
         ({"before_id": "model-0"}, [], False),
+        ({"after_id": "model-0", "before_id": "model-4"}, [1, 2, 3], False),
+        ({"limit": 2, "after_id": "model-0", "before_id": "model-4"}, [1, 2], True),
+        ({"after_id": "model-3", "before_id": "model-1"}, [], False),
     ],
 )
 def test_pages_of_models(page, numbers, has_more):
@@ -244,7 +261,7 @@ def test_pages_of_models(page, numbers, has_more):
         ({"limit": 1001}, "limit"),
         ({"after_id": "nobody"}, "after_id"),
         ({"before_id": "nobody"}, "before_id"),
-        ({"after_id": "model-1", "before_id": "model-2"}, "after_id"),
+        ({"after_id": "model-1", "before_id": "nobody"}, "before_id"),
     ],
 )
 def test_impossible_pages_are_refused(page, param):
