@@ -185,12 +185,12 @@ PLANTED: dict[str, tuple[str, Fault, str]] = {
     ),
     "autoscaler version twice": (
         SERVICE,
-        put([*HEAD_CONTAINER, "env", 3], variable("RAY_enable_autoscaler_v2", "1")),
+        put([*HEAD_CONTAINER, "env", 4], variable("RAY_enable_autoscaler_v2", "1")),
         r"env\.RAY_enable_autoscaler_v2: use autoscalerOptions\.version",
     ),
     "Redis address twice": (
         SERVICE,
-        put([*HEAD_CONTAINER, "env", 3], variable("RAY_REDIS_ADDRESS", "flashray-valkey:6379")),
+        put([*HEAD_CONTAINER, "env", 4], variable("RAY_REDIS_ADDRESS", "flashray-valkey:6379")),
         r"env\.RAY_REDIS_ADDRESS: set it in gcsFaultToleranceOptions alone",
     ),
     "Redis password twice": (
