@@ -81,7 +81,7 @@ export class StatusView {
   #showEngine(engine) {
     this.#throughput.add(engine.completion_tokens_total, performance.now());
     const rate = this.#throughput.tokensPerS;
-    by("tokens-per-s").textContent = rate === null ? "–" : rate.toFixed(rate < 100 ? 1 : 0);
+    by("tokens-per-s").textContent = rateText(rate);
     this.#throughput.draw(by("sparkline-line"), by("sparkline-area"));
     by("num-running").textContent = count(engine.num_running);
     by("num-waiting").textContent = count(engine.num_waiting);
@@ -99,7 +99,12 @@ export class StatusView {
   }
 }
 
-export function showHealth(state, text) {
+function rateText(rate) {
+  if (rate === null) return "–";
+  return rate < 100 ? rate.toFixed(1) : count(Math.round(rate));
+}
+
+function showHealth(state, text) {
   by("health").dataset.state = state;
   by("health-text").textContent = text;
 }
@@ -125,7 +130,7 @@ function duration(seconds) {
 
 function tierMeter({ name, num_used_blocks: used, num_blocks: total }) {
   const text = total ? `${count(used)} used, ${count(total - used)} free` : "unknown";
-  return { name, label: `Blocks, ${name}`, used, total, text };
+  return { name, label: `${name} blocks`, used, total, text };
 }
 
 function limitMeter([name, { limit, remaining }]) {

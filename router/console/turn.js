@@ -80,7 +80,7 @@ export class AnswerClock {
     const decode_ms = this.#last_ms - this.#first_ms;
     if (!this.#usage || this.#usage.output_tokens < 2 || !(decode_ms > 0)) return null;
     const rate = ((this.#usage.output_tokens - 1) * 1000) / decode_ms;
-    return `${rate.toFixed(rate < 100 ? 1 : 0)} tokens/s`;
+    return `${rate < 100 ? rate.toFixed(1) : count(Math.round(rate))} tokens/s`;
   }
 
   #tokens() {

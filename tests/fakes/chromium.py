@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = (
@@ -38,15 +38,12 @@ SHIFT = 8
 class Page:
     """One tab. `faults` are its uncaught exceptions, console errors and policy violations."""
 
-    def __init__(self, socket_url: str) -> None:
-        self._socket = connect(socket_url, max_size=None, proxy=None)
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
         self._ids = itertools.count(1)
         self.faults: list[str] = []
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
-
-    def close(self) -> None:
-        self._socket.close()
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         call_id = next(self._ids)
@@ -129,12 +126,9 @@ class Chromium:
     def page(self) -> Iterator[Page]:
         with httpx.Client(base_url=self._devtools_url, trust_env=False) as http:
             tab = http.put("/json/new?about:blank").raise_for_status().json()
-            page = Page(tab["webSocketDebuggerUrl"])
-            try:
-                yield page
-            finally:
-                page.close()
-                http.get(f"/json/close/{tab['id']}")
+            with connect(tab["webSocketDebuggerUrl"], max_size=None, proxy=None) as socket:
+                yield Page(socket)
+            http.get(f"/json/close/{tab['id']}")
 
 
 @contextmanager
