@@ -5,7 +5,7 @@
 from ray import serve
 
 from deployments.app import build_app
-from deployments.config import AppConfig
+from deployments.config import AppConfig, team_names_by_key_hash
 from deployments.errors import ConfigError
 from deployments.key_file import KEYS_FILE, with_mounted_keys
 from deployments.model_files import prepare_model
@@ -19,6 +19,8 @@ def app(config: AppConfig) -> serve.Application:
     if "http" in config.model_fields_set:
         raise ConfigError("http: this app listens where http_options of Serve's own config say")
     config = with_mounted_keys(config)
-    if not config.key_hashes:
-        raise ConfigError(f"no API key: name a key file in ${KEYS_FILE}, or set key_hashes")
+    if not team_names_by_key_hash(config):
+        raise ConfigError(
+            f"no API key: name a key file in ${KEYS_FILE}, or set key_hashes or teams"
+        )
     return build_app(config, prepare_model(config.model))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.bringup import require_free_port
 from cluster.errors import ClusterError
-from deployments.config import AppConfig, HttpSettings, load_config
+from deployments.config import AppConfig, HttpSettings, load_config, team_names_by_key_hash
 from deployments.errors import BringUpError, ConfigError, DeploymentError
 from deployments.key_file import KEYS_FILE, with_mounted_keys
 from deployments.keys import demo_key, is_loopback, with_key
@@ -48,12 +48,12 @@ def with_some_key(config: AppConfig) -> AppConfig:
     Raises ConfigError when others could reach the app and nobody could use it.
     """
     config = with_mounted_keys(config)
-    if config.key_hashes:
+    if team_names_by_key_hash(config):
         return config
     if not is_loopback(config.http.host):
         raise ConfigError(
             f"no API key for an app on {config.http.host}: name a key file in ${KEYS_FILE}, "
-            "set key_hashes, or serve on 127.0.0.1"
+            "set key_hashes or teams, or serve on 127.0.0.1"
         )
     key = demo_key(config.http.host)
     if not key.was_given:

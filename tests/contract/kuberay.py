@@ -98,7 +98,8 @@ class Cluster:
 
     @property
     def annotations(self) -> Document:
-        return self.manifest.document["metadata"].get("annotations", {})
+        annotations: Document = self.manifest.document["metadata"].get("annotations", {})
+        return annotations
 
 
 def containers_exist(cluster: Cluster) -> Iterator[str]:

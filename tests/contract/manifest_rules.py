@@ -83,6 +83,7 @@ def app_faults(manifest: Manifest) -> Iterator[str]:
         if "http" in config.model_fields_set:
             yield manifest.fault(f"{field}.args.http", "http_options decides on Kubernetes")
         yield from placement_faults(manifest, config, f"{field}.args")
+        yield from limit_store_faults(manifest, config, f"{field}.args.limits.store")
 
 
 def builder_faults(manifest: Manifest, field: str, import_path: str) -> Iterator[str]:
@@ -98,8 +99,8 @@ def builder_faults(manifest: Manifest, field: str, import_path: str) -> Iterator
     if not inspect.isfunction(builder):
         yield manifest.fault(field, f"{attribute} is not a function of {module_name}")
         return
-    parameters = inspect.signature(builder).parameters
-    annotations = [parameter.annotation for parameter in parameters.values()]
+    parameters = inspect.signature(builder).parameters.values()
+    annotations = [parameter.annotation for parameter in parameters]
     if annotations != [AppConfig]:
         yield manifest.fault(field, f"{import_path} does not take one AppConfig")
 
@@ -107,7 +108,7 @@ def builder_faults(manifest: Manifest, field: str, import_path: str) -> Iterator
 def deployments_of(application: serve.Application) -> Iterator[Any]:
     deployment = application._bound_deployment
     yield deployment
-    for argument in (*deployment.init_args, *deployment.init_kwargs.values()):
+    for argument in (*deployment.init_args, *dict(deployment.init_kwargs).values()):
         if isinstance(argument, serve.Application):
             yield from deployments_of(argument)
 
@@ -150,6 +151,22 @@ def placement_faults(manifest: Manifest, config: AppConfig, field: str) -> Itera
             f"{field}.engine.kv_cache_gib",
             f"{config.engine.kv_cache_gib} is over half a worker's {memory / (1 << 30):.0f} GiB",
         )
+
+
+def limit_store_faults(manifest: Manifest, config: AppConfig, field: str) -> Iterator[str]:
+    """All router replicas count in the Valkey of the cluster, with a password that they have."""
+    cluster, limits = Cluster.of(manifest), config.limits
+    assert cluster is not None, "the schema requires a cluster"
+    address = cluster.spec.get("gcsFaultToleranceOptions", {}).get("redisAddress")
+    if not limits.store.startswith(f"redis://{address}/"):
+        yield manifest.fault(field, f"expected the Valkey of {address}, got {limits.store}")
+    for place, group in list(cluster.groups())[1:]:
+        container = group["template"]["spec"]["containers"][0]
+        if limits.password_env not in {variable["name"] for variable in container.get("env", ())}:
+            yield cluster.fault(
+                f"{place}.template.spec.containers[0].env",
+                f"expected {limits.password_env}, which args.limits names",
+            )
 
 
 def worker_resources(group: Document) -> dict[str, float]:

@@ -185,12 +185,12 @@ PLANTED: dict[str, tuple[str, Fault, str]] = {
     ),
     "autoscaler version twice": (
         SERVICE,
-        put([*HEAD_CONTAINER, "env", 4], variable("RAY_enable_autoscaler_v2", "1")),
+        put([*HEAD_CONTAINER, "env", 5], variable("RAY_enable_autoscaler_v2", "1")),
         r"env\.RAY_enable_autoscaler_v2: use autoscalerOptions\.version",
     ),
     "Redis address twice": (
         SERVICE,
-        put([*HEAD_CONTAINER, "env", 4], variable("RAY_REDIS_ADDRESS", "flashray-valkey:6379")),
+        put([*HEAD_CONTAINER, "env", 5], variable("RAY_REDIS_ADDRESS", "flashray-valkey:6379")),
         r"env\.RAY_REDIS_ADDRESS: set it in gcsFaultToleranceOptions alone",
     ),
     "Redis password twice": (
@@ -288,6 +288,16 @@ PLANTED: dict[str, tuple[str, Fault, str]] = {
         SERVICE,
         serve_config("args:", "args:\n      http: {port: 9000}"),
         r"applications\[0\]\.args\.http: http_options decides",
+    ),
+    "limits that no pod shares": (
+        SERVICE,
+        serve_config("store: redis://flashray-valkey:6379/1", "store: embedded"),
+        r"args\.limits\.store: expected the Valkey of .*, got embedded",
+    ),
+    "limits without their password": (
+        SERVICE,
+        serve_config("password_env: VALKEY_PASSWORD", "password_env: REDIS_SECRET"),
+        r"workerGroupSpecs\[0\].*\.env: expected REDIS_SECRET, which args\.limits names",
     ),
     "Serve configuration that is no YAML": (
         SERVICE,
