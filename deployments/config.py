@@ -65,6 +65,7 @@ class LimitSettings(Settings):
 
     store: str = Field(default="embedded", pattern=r"^(embedded|none|(rediss?|unix)://.+)$")
     password_env: str | None = None
+    lease_s: float = Field(default=60.0, ge=20)  # several times the renewal interval
     requests_per_minute_per_address: int = Field(default=100, ge=1)
 
 

@@ -188,6 +188,7 @@ class EngineShell:
             cached_tokens_total=rank.cached_tokens_total,
             completion_tokens_total=rank.completion_tokens_total,
             preemptions_total=rank.preemptions_total,
+            num_unaccounted=sum(not j.is_acknowledged for j in self._journals.values()),
         )
 
     @property

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from contextvars import Context
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -50,11 +51,11 @@ class LocalBackend:
             stream.cancel()
 
     async def abort(self, request_id: str) -> Usage | None:
-        usage: Usage | None = await self._call("abort", request_id)
+        usage: Usage | None = await self._outlive("abort", request_id)
         return usage
 
     async def acknowledge(self, request_ids: Sequence[str]) -> None:
-        await self._call("acknowledge", list(request_ids))
+        await self._outlive("acknowledge", list(request_ids))
 
     async def claim_orphans(self) -> list[OrphanedGeneration]:
         orphans: list[OrphanedGeneration] = await self._call("claim_orphans")
@@ -78,9 +79,15 @@ class LocalBackend:
         except (RayError, RayServeException) as exc:
             raise as_router_error(exc) from exc
 
+    async def _outlive(self, method: str, *arguments: Any) -> Any:
+        """A call that outlives the request it is made for: Serve cancels the calls of a cancelled
+        request, and knows them by their context."""
+        call = asyncio.create_task(self._call(method, *arguments), context=Context())
+        return await asyncio.shield(call)
+
     def _keep_renewing(self) -> None:
         if self._renewing is None or self._renewing.done():
-            self._renewing = asyncio.create_task(self._renew())
+            self._renewing = asyncio.create_task(self._renew(), context=Context())
 
     async def _renew(self) -> None:
         """Lives as long as there is something to read."""

@@ -52,7 +52,9 @@ class RouterIngress:
         ip_limit: IpLimit | None = None
         if url is not None:
             redis = connect(url)
-            limiter = FailoverLimiter(Limiter(redis), config.router.num_replicas)
+            limiter = FailoverLimiter(
+                Limiter(redis, lease_s=config.limits.lease_s), config.router.num_replicas
+            )
             ip_limit = IpLimit(redis, config.limits.requests_per_minute_per_address)
         self._app = create_app(
             catalog=Catalog([model], dict.fromkeys(config.aliases, model.id)),

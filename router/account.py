@@ -1,6 +1,7 @@
 """What one request has cost so far: filled in along its way, closed once at its end."""
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from router.dialect import Dialect
@@ -33,6 +34,7 @@ class RequestAccount:
     error_code: str | None = None
     first_token_s: float | None = None
     generations: dict[str, Outcome] = field(default_factory=dict)  # by generation id
+    end_generations: Callable[[], Awaitable[None]] | None = None  # idempotent; set by the pipeline
 
     @property
     def num_tokens(self) -> int:

@@ -63,6 +63,8 @@ class Accounting:
     async def close(self, account: RequestAccount, status: int | None) -> None:
         """Audit first, then settle, then let the backend forget: a crash between two of them
         repeats a step, and each is idempotent. Never raises."""
+        if account.end_generations is not None:  # a request cancelled twice may not have waited
+            await account.end_generations()
         self._open.pop(account.request_id, None)
         self._write(record_of(account, status))
         if account.admission is not None and account.admission.is_allowed:

@@ -83,6 +83,8 @@ class RunningGeneration:
         self._choices: list[tuple[str, TextDecoder]] = []
         self._unfinished: set[str] = set()
         self._held = contextlib.AsyncExitStack()
+        self._closing: asyncio.Task[None] | None = None
+        account.end_generations = self.close
 
     @property
     def num_choices(self) -> int:
@@ -118,7 +120,9 @@ class RunningGeneration:
 
     async def close(self) -> None:
         """Abort what is still running; survives the cancellation of its caller."""
-        await asyncio.shield(asyncio.create_task(self._close()))
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         unfinished, self._unfinished = self._unfinished, set()
@@ -155,8 +159,8 @@ class RunningGeneration:
             self._unfinished.discard(request_id)
             self._ended(request_id, token_event.usage, token_event.finish_reason)
         elif decoder.stop_string is not None:
-            self._unfinished.discard(request_id)
-            usage = await asyncio.shield(asyncio.create_task(self._abort(request_id)))
+            usage = await self._abort(request_id)
+            self._unfinished.discard(request_id)  # last: cancelled above, `close` asks again
             final = usage or token_event.usage
             is_exact = usage is not None
             self._account.generations[request_id] = Outcome(

@@ -2,13 +2,21 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from cluster.bringup import free_port
-from deployments.config import AppConfig, EngineSettings, HttpSettings
+from deployments.config import (
+    AppConfig,
+    AuditSettings,
+    EngineSettings,
+    HttpSettings,
+    LimitSettings,
+    RouterSettings,
+)
 from deployments.local_cluster import RunningApp, local_app
 from router.identity import hash_key
 from tests.fakes.checkpoint import tiny_checkpoint
@@ -17,13 +25,21 @@ KEY = "sk-serve-test"
 
 
 @pytest.fixture(scope="package")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApp]:
+def audit_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("audit")
+
+
+@pytest.fixture(scope="package")
+def app(audit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningApp]:
     folder = tmp_path_factory.mktemp("tiny") / "tiny"
     tiny_checkpoint(folder, torch.float32, max_position_embeddings=4096)
     config = AppConfig(
         model=str(folder),
         key_hashes={hash_key(KEY): "red"},
         engine=EngineSettings(kv_cache_gib=0.02, lease_s=2.0, max_num_batched_tokens=128),
+        router=RouterSettings(num_replicas=2),
+        limits=LimitSettings(lease_s=20),
+        audit=AuditSettings(folder=audit_folder),
         http=HttpSettings(port=free_port()),
     )
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
