@@ -11,6 +11,7 @@ from deployments.config import AppConfig, team_names_by_key_hash, teams_of
 from deployments.limit_store import limit_store_url
 from deployments.local_backend import LocalBackend
 from deployments.model_files import ModelFiles, default_state_dir, open_model
+from deployments.team_status import TeamStatus
 from router.app import create_app
 from router.audit import JsonlSink
 from router.catalog import Catalog, ServedModel
@@ -50,20 +51,23 @@ class RouterIngress:
         url = await limit_store_url(config.limits)
         limiter: FailoverLimiter | None = None
         ip_limit: IpLimit | None = None
+        limits_of: TeamStatus | None = None
+        teams = teams_of(config)
         if url is not None:
             redis = connect(url)
-            limiter = FailoverLimiter(
-                Limiter(redis, lease_s=config.limits.lease_s), config.router.num_replicas
-            )
+            shared = Limiter(redis, lease_s=config.limits.lease_s)
+            limiter = FailoverLimiter(shared, config.router.num_replicas)
+            limits_of = TeamStatus({team.name: team for team in teams}, shared)
             ip_limit = IpLimit(redis, config.limits.requests_per_minute_per_address)
         self._app = create_app(
             catalog=Catalog([model], dict.fromkeys(config.aliases, model.id)),
             backend=LocalBackend(engine, config.engine.lease_s),
             keys=KeyRing(team_names_by_key_hash(config)),
-            teams=teams_of(config),
+            teams=teams,
             sink=JsonlSink(config.audit.folder or default_state_dir() / "audit"),
             limiter=limiter,
             ip_limit=ip_limit,
+            limits_of=limits_of,
             config=RouterConfig(
                 max_body_bytes=config.router.max_body_mib << 20,
                 keep_alive_s=config.router.keep_alive_s,

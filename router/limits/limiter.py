@@ -55,9 +55,9 @@ class Limiter:
     ) -> None:
         clock = _source("clock") if clock_lua is None else clock_lua
         self._lease_ms = math.ceil(lease_s * 1e3)
-        self._admit, self._settle, self._renew, self._charge = (
+        self._admit, self._settle, self._renew, self._charge, self._peek = (
             redis.register_script("\n".join((clock, _source("team"), _source(name))))
-            for name in ("admit", "settle", "renew", "charge")
+            for name in ("admit", "settle", "renew", "charge", "peek")
         )
 
     async def admit(
@@ -101,6 +101,12 @@ class Limiter:
             _argument(limits.tokens_per_minute),
         )
         await _run(self._charge, team, arguments)
+
+    async def peek(self, team: Team) -> Admission:
+        """What the team has left now; takes nothing."""
+        limits = team.limits
+        arguments = (_argument(limits.requests_per_minute), _argument(limits.tokens_per_minute))
+        return _admission(_text(await _run(self._peek, team, arguments)), limits, 0)
 
 
 def _source(name: str) -> str:

@@ -278,3 +278,15 @@ async def test_a_dead_store_is_one_kind_of_error() -> None:
 def test_the_estimate_of_an_answer_is_capped() -> None:
     assert (est_output_tokens(100), est_output_tokens(64_000)) == (100, 4096)
     assert est_output_tokens(64_000, cap=8192) == 8192
+
+
+async def test_a_peek_takes_nothing_and_sees_what_is_left(valkey: Redis) -> None:
+    team = Team("peek", limits=Limits(requests_per_minute=10, tokens_per_minute=1000))
+    limiter = Limiter(valkey)
+    fresh = await limiter.peek(team)
+    await limiter.admit("a", team, 100, 200)
+    for _ in range(3):
+        left = await limiter.peek(team)
+    assert (fresh.requests.remaining, fresh.tokens.remaining) == (10, 1000)
+    assert left.requests.remaining == 9
+    assert 700 <= left.tokens.remaining < 720
