@@ -27,6 +27,7 @@ from router.limits.fair_queue import FairQueue
 from router.limits.ip_limit import IpLimit
 from router.limits.limiter import TeamLimiter
 from router.metrics import RouterMetrics
+from router.openapi import serve_openapi
 from router.pipeline import Pipeline
 from router.status import LimitsOf, StatusEndpoint
 from router.teams import Team
@@ -82,6 +83,7 @@ def _routes(endpoints: Endpoints, status: StatusEndpoint) -> list[Route]:
         Route("/healthz", endpoints.healthz),
         Route("/readyz", endpoints.readyz),
         Route("/metrics", endpoints.metrics),
+        Route("/openapi.json", serve_openapi),
     ]
 
 
@@ -100,4 +102,6 @@ def _answer_http_exception(request: Request, exc: Exception) -> Response:
         error: RouterError = MethodNotAllowed(f"{route}: method not allowed, use {allowed}")
     else:
         error = NotFound(f"{route}: no such route")
-    return error_response(request.scope, error)
+    response = error_response(request.scope, error)
+    response.headers.update(exception.headers or {})  # a 405 says what is allowed
+    return response

@@ -82,8 +82,10 @@ SystemPrompt = Annotated[
     Annotated[str, Tag(STRING_FORM)] | Annotated[list[TextBlock], Tag(LIST_FORM)],
     Discriminator(content_form),
 ]
+# Described here, checked in `parse`, in words that fit both forms.
 Content = Annotated[
-    Annotated[str, Tag(STRING_FORM)] | Annotated[list[Block], Tag(LIST_FORM)],
+    Annotated[str, Field(json_schema_extra={"minLength": 1}), Tag(STRING_FORM)]
+    | Annotated[list[Block], Field(json_schema_extra={"minItems": 1}), Tag(LIST_FORM)],
     Discriminator(content_form),
 ]
 
