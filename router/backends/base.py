@@ -21,6 +21,7 @@ class BackendStatus:
     cached_tokens_total: int = 0
     completion_tokens_total: int = 0
     preemptions_total: int = 0
+    num_unaccounted: int = 0  # generations that nobody has acknowledged yet
 
 
 @dataclass(frozen=True, slots=True)
