@@ -13,7 +13,7 @@ from router.completion import Completion
 from router.errors import BackendError, InvalidRequest, Overloaded, UnsupportedFeature
 from router.events import Finished, Started, TextDelta
 from router.generation import FinishReason, Usage
-from router.protocols.anthropic import encode
+from router.protocols.anthropic import answers, encode
 from router.protocols.anthropic.encode import MessageStream
 from router.sse.codec import encode_event
 
@@ -60,7 +60,9 @@ def whole(events):
     completion = Completion()
     for event in events:
         completion.add(event)
-    return encode.message_body("msg_1", "local", completion)
+    body = encode.message_body("msg_1", "local", completion)
+    answers.MessageAnswer.model_validate(body)
+    return body
 
 
 def client_of(content, status=200, media_type="text/event-stream"):
@@ -248,6 +250,7 @@ def test_a_model_card_says_what_the_model_can_do():
 )
 def test_pages_of_models(page, numbers, has_more):
     body = encode.model_list_body(CARDS, **page)
+    answers.ModelPage.model_validate(body)
     ids = [f"model-{number}" for number in numbers]
     assert [model["id"] for model in body["data"]] == ids
     assert body["has_more"] is has_more

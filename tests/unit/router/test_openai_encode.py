@@ -12,7 +12,7 @@ from router.completion import Completion
 from router.errors import BackendError, ModelNotFound, Overloaded
 from router.events import Finished, Started, TextDelta, TextLogprobs
 from router.generation import FinishReason, Usage
-from router.protocols.openai import encode
+from router.protocols.openai import answers, encode
 from router.protocols.openai.encode import ChatCompletionStream
 from router.sse.codec import encode_event
 
@@ -74,7 +74,9 @@ def whole(events):
     completions = [Completion() for _ in range(num_completions(events))]
     for choice, event in events:
         completions[choice].add(event)
-    return encode.completion_body("chatcmpl-1", "local", CREATED, completions)
+    body = encode.completion_body("chatcmpl-1", "local", CREATED, completions)
+    answers.ChatCompletion.model_validate(body)
+    return body
 
 
 def chunks_of(wire):
@@ -238,6 +240,7 @@ def test_error_bodies_are_those_of_the_sdk():
 def test_the_sdk_reads_models():
     cards = [encode.model_body(name, CREATED, "flashray") for name in ("a", "b")]
     body = encode.model_list_body(cards)
+    answers.ModelList.model_validate(body)
     with client_of(as_json(body), media_type="application/json") as client:
         models = client.models.list().data
     assert [model.model_dump(exclude_unset=True) for model in models] == cards
