@@ -1,0 +1,1 @@
+"""The whole app over HTTP, as its clients see it."""
