@@ -1,0 +1,1 @@
+"""What the router adds to a request, beside LiteLLM in the same run."""
