@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 PORT ?= 8000
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help serve test conformance check format clean
+.PHONY: help serve test bench conformance check format clean
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
 
@@ -17,6 +17,10 @@ serve: $(INSTALLED) ## serve the built-in model on 127.0.0.1:$(PORT) until Ctrl-
 
 test: check ## check, then the whole CPU suite with real Ray and real weights
 	$(BIN)/python -m pytest
+
+bench: $(INSTALLED) ## measure beside the peers, into benchmarks/results: about 12 minutes on a quiet machine
+	$(BIN)/python -m benchmarks.serving
+	$(BIN)/python -m benchmarks.router
 
 conformance: $(INSTALLED) ## the official anthropic and openai SDKs' own tests against the router
 	$(BIN)/python -m tests.conformance.run
