@@ -50,6 +50,7 @@ class LocalRay:
         self._state_dir = Path(tempfile.mkdtemp(prefix="flashray-"))  # mode 0700
         self.token_file = self._state_dir / "ray-token"
         self.dashboard_url: str | None = None
+        self._not_ours = frozenset(_children())
         self.ignored_address = os.environ.get("RAY_ADDRESS")
 
     def __enter__(self) -> "LocalRay":
@@ -75,7 +76,7 @@ class LocalRay:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        ours = psutil.Process().children(recursive=True)
+        ours = [each for each in _children() if each not in self._not_ours]
         _ray().shutdown()
         _reap(ours)
         shutil.rmtree(self._state_dir, ignore_errors=True)
@@ -102,6 +103,10 @@ def free_port(host: str = LOOPBACK) -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
 
 
 def _ray() -> ModuleType:

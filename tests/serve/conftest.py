@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
 
 from cluster.bringup import free_port
@@ -17,6 +18,7 @@ from deployments.config import (
     LimitSettings,
     RouterSettings,
 )
+from deployments.local_backend import LocalBackend
 from deployments.local_cluster import RunningApp, local_app
 from router.identity import hash_key
 from tests.fakes.checkpoint import tiny_checkpoint
@@ -49,9 +51,15 @@ def app(audit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def engine(app: RunningApp) -> Any:
     """The engine deployment's handle."""
     from ray import serve
 
     return serve.get_deployment_handle("FlashEngine", "flashray")
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
+async def backend(engine: Any) -> LocalBackend:
+    """One for all tests and one event loop: a handle belongs to the loop that first used it."""
+    return LocalBackend(engine, lease_s=2.0)

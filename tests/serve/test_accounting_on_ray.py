@@ -16,7 +16,7 @@ from deployments.local_backend import LocalBackend
 from router.audit import read_audit, total_tokens
 from tests.serve.conftest import KEY
 
-pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="package")]
 
 NUM_REQUESTS = 500
 NUM_AT_ONCE = 24
@@ -24,12 +24,7 @@ NUM_KILLS = 3
 HEADERS = {"x-api-key": KEY, "anthropic-version": "2023-06-01"}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend(engine) -> LocalBackend:
-    return LocalBackend(engine, lease_s=2.0)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def valkey(app) -> Redis:
     import ray
 

@@ -9,7 +9,6 @@ import uuid
 import anthropic
 import httpx
 import pytest
-import pytest_asyncio
 
 from deployments.local_backend import LocalBackend
 from router.backends.base import BackendStatus
@@ -18,12 +17,7 @@ from router.generation import FinishReason, GenerationRequest, SamplingSettings,
 from tests.serve.conftest import KEY
 
 # One event loop for all: a Serve handle belongs to the loop that first used it.
-pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def backend(engine) -> LocalBackend:
-    return LocalBackend(engine, lease_s=2.0)
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="package")]
 
 
 def request(max_tokens: int = 50, grace_s: float = 0.0, prompt_len: int = 40) -> GenerationRequest:

@@ -1,8 +1,9 @@
 import socket
+import subprocess
 
 import pytest
 
-from cluster.bringup import free_port, require_free_port
+from cluster.bringup import LocalRay, RayOptions, free_port, require_free_port
 from cluster.errors import PortInUse
 from cluster.inventory import read_inventory
 
@@ -22,3 +23,13 @@ def test_a_free_port_is_free():
 def test_a_machine_without_gpus_has_an_empty_inventory():
     inventory = read_inventory()
     assert len(inventory.devices) == 0 or inventory.driver_version is not None
+
+
+def test_the_end_spares_processes_that_are_not_its_own():
+    other = subprocess.Popen(["sleep", "60"])
+    try:
+        LocalRay(RayOptions(num_cpus=1)).__exit__(None, None, None)
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
