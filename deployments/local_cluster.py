@@ -1,5 +1,6 @@
 """The whole app on this machine, as `flashray serve` runs it: model files, Ray, Serve, ready."""
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -63,6 +64,7 @@ def deploy(config: AppConfig, model: object) -> int:
     from deployments.model_files import ModelFiles
 
     assert isinstance(model, ModelFiles)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     options = HTTPOptions(host=config.http.host, port=config.http.port)
     serve.start(http_options=options, logging_config=quiet)

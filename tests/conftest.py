@@ -1,6 +1,7 @@
 """Fixtures that every part of the suite shares."""
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from cluster.bringup import RAY_ENVIRONMENT
 from tests.fakes.valkey import valkey, valkey_server  # noqa: F401
 
+os.environ["FLASHRAY_STATE"] = tempfile.mkdtemp(prefix="flashray-test-state-")
 os.environ.update(RAY_ENVIRONMENT)  # Ray reads its environment when it is imported
 
 
