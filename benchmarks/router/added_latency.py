@@ -34,10 +34,9 @@ class Case:
 
 
 CASES = (
-    Case("60rps", "chat", 300, 60, 10, repeats=3, floors_ms=(8, 25)),
+    Case("60rps", "chat", 300, 60, 8, repeats=3, floors_ms=(8, 25)),
     Case("messages_20rps", "messages", 300, 20, 8),
     Case("76kb_5rps", "chat", 76_000, 5, 8),
-    Case("messages_76kb_5rps", "messages", 76_000, 5, 8),
 )
 
 

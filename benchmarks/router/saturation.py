@@ -10,8 +10,8 @@ from benchmarks.router.gateways import Gateway, Gateways
 from benchmarks.router.litellm_peer import PEER
 from benchmarks.router.script import Dialect
 
-OUR_LADDER = (100, 130, 170, 200, 250, 300, 350, 400, 500)
-PEER_LADDER = (20, 30, 40, 60, 80, 100, 130)
+OUR_LADDER = (100, 130, 170, 250, 300, 400, 500)
+PEER_LADDER = (40, 60, 80, 100, 130)
 WINDOW_S = 6.0
 TIMEOUT_S = 2.0
 MIN_SERVED_SHARE = 0.95
