@@ -1,9 +1,9 @@
 """What Flashray holds its own manifests to: the app that they name can be built and placed, and no
 secret stands in them."""
 
+import functools
 import importlib
 import inspect
-import math
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,13 +23,16 @@ from tests.contract.kuberay import CLUSTER_FIELDS, Cluster, operator_faults, sch
 from tests.contract.manifest import (
     BASE,
     ROOT,
-    Document,
     Manifest,
     containers,
     load,
     pod_specs,
+    quantity,
     walk,
+    worker_resources,
 )
+from tests.contract.manifest_patch import below
+from tests.contract.manifest_volume_rules import data_faults, memory_limit_faults
 
 KUBERNETES_VERSION = "1.35"
 PLACEHOLDER = "REPLACE_ME"
@@ -39,28 +42,19 @@ SECRET_NAME = re.compile(
 SECRET_VALUE = re.compile(
     r"\bsk-[\w-]{8,}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]*:[^/\s@]+@"
 )
-UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 WRITES_PASSWORD = r"""printf 'requirepass %s\\n' "\$VALKEY_PASSWORD" > /run/valkey/password\.conf"""
 SERVE = "spec.serveConfigV2"
-
-
-def quantity(value: str | int) -> float:
-    """A Kubernetes quantity as a number: bytes, or cores."""
-    match = re.fullmatch(r"([\d.]+)(Ki|Mi|Gi|Ti|m)?", str(value))
-    assert match is not None, f"{value!r} is not a quantity that the manifests use"
-    unit = match[2]
-    return float(match[1]) * (UNITS.get(unit, 1e-3) if unit else 1)
 
 
 def built_in_faults(manifest: Manifest) -> Iterator[str]:
     try:
         kubernetes_validate.validate(manifest.document, KUBERNETES_VERSION, strict=True)
     except kubernetes_validate.ValidationError as exc:
-        path = ".".join(str(part) for part in exc.path) or "(top)"
+        path = functools.reduce(below, exc.path, "") or "(top)"
         yield manifest.fault(path, exc.message)
 
 
-def app_faults(manifest: Manifest) -> Iterator[str]:
+def app_faults(manifest: Manifest, manifests: Sequence[Manifest]) -> Iterator[str]:
     """serveConfigV2 parses, its builder exists here, its args are an AppConfig, and it fits."""
     try:
         content = yaml.safe_load(manifest.document["spec"].get("serveConfigV2", ""))
@@ -82,7 +76,10 @@ def app_faults(manifest: Manifest) -> Iterator[str]:
             continue
         if "http" in config.model_fields_set:
             yield manifest.fault(f"{field}.args.http", "http_options decides on Kubernetes")
+        cluster = Cluster.of(manifest)
+        assert cluster is not None, "the schema requires a cluster"
         yield from placement_faults(manifest, config, f"{field}.args")
+        yield from data_faults(cluster, config, f"{field}.args", manifests)
         yield from limit_store_faults(manifest, config, f"{field}.args.limits.store")
 
 
@@ -169,16 +166,6 @@ def limit_store_faults(manifest: Manifest, config: AppConfig, field: str) -> Ite
             )
 
 
-def worker_resources(group: Document) -> dict[str, float]:
-    limits = group["template"]["spec"]["containers"][0].get("resources", {}).get("limits", {})
-    parameters = group.get("rayStartParams", {})
-    return {
-        "CPU": float(parameters.get("num-cpus", math.ceil(quantity(limits.get("cpu", 0))))),
-        "GPU": float(parameters.get("num-gpus", limits.get("nvidia.com/gpu", 0))),
-        "memory": quantity(limits.get("memory", 0)),
-    }
-
-
 def any_model() -> ModelFiles:
     manifest = ModelManifest(
         "any", "any", "LlamaForCausalLM", "float32", 2048, 256, (0,), {}, "", {}
@@ -186,7 +173,7 @@ def any_model() -> ModelFiles:
     return ModelFiles(Path("/any"), manifest)
 
 
-def availability_faults(cluster: Cluster) -> Iterator[str]:
+def availability_faults(cluster: Cluster, min_workers: int) -> Iterator[str]:
     """The head keeps the books only, and losing a pod is not losing the service."""
     head = cluster.spec["headGroupSpec"].get("rayStartParams", {})
     if head.get("num-cpus") != "0":
@@ -197,8 +184,22 @@ def availability_faults(cluster: Cluster) -> Iterator[str]:
         yield cluster.manifest.fault(field, "expected true: the head runs no Serve replicas")
     if "gcsFaultToleranceOptions" not in cluster.spec:
         yield cluster.fault("gcsFaultToleranceOptions", "required: the head may be replaced")
-    if sum(group.get("minReplicas", 0) for group in cluster.spec.get("workerGroupSpecs", ())) < 2:
-        yield cluster.fault("workerGroupSpecs", "expected minReplicas of 2 or more in all")
+    groups = cluster.spec.get("workerGroupSpecs", ())
+    if sum(group.get("minReplicas", 0) for group in groups) < min_workers:
+        message = f"expected minReplicas of {min_workers} or more in all"
+        yield cluster.fault("workerGroupSpecs", message)
+
+
+def disruption_faults(cluster: Cluster, manifests: Sequence[Manifest]) -> Iterator[str]:
+    """A budget that asks for all workers there may be forbids every drain."""
+    groups = cluster.spec.get("workerGroupSpecs", ())
+    num_workers = sum(group.get("minReplicas", 0) for group in groups)
+    for manifest in manifests:
+        if manifest.kind == "PodDisruptionBudget":
+            least = manifest.document["spec"].get("minAvailable", 0)
+            if least >= num_workers:
+                message = f"expected less than the {num_workers} workers, got {least}"
+                yield manifest.fault("spec.minAvailable", message)
 
 
 def shared_memory_faults(cluster: Cluster) -> Iterator[str]:
@@ -261,6 +262,10 @@ def secret_reference_faults(manifest: Manifest, secrets: dict[str, set[str]]) ->
             continue
         if isinstance(reference := node.get("secretKeyRef"), dict):
             wanted = [(f"{path}.secretKeyRef", reference.get("name"), reference.get("key"))]
+        elif isinstance(reference := node.get("secretRef"), dict):
+            wanted = [(f"{path}.secretRef", reference.get("name"), None)]
+        elif re.search(r"\.imagePullSecrets\[\d+\]$", path):
+            wanted = [(path, node.get("name"), None)]
         elif isinstance(name := node.get("secretName"), str) and path.endswith(".secret"):
             wanted = [(path, name, item["key"]) for item in node.get("items", ())]
             wanted = wanted or [(path, name, None)]
@@ -268,7 +273,8 @@ def secret_reference_faults(manifest: Manifest, secrets: dict[str, set[str]]) ->
             continue
         for field, name, key in wanted:
             if name not in secrets or (key is not None and key not in secrets[name]):
-                yield manifest.fault(field, f"secret.example.yaml documents no {name}/{key}")
+                secret = name if key is None else f"{name}/{key}"
+                yield manifest.fault(field, f"secret.example.yaml documents no {secret}")
 
 
 def clear_text_faults(manifest: Manifest) -> Iterator[str]:
@@ -341,7 +347,9 @@ def documented_secrets(examples: Sequence[Manifest]) -> dict[str, set[str]]:
 
 
 def faults_of(
-    manifests: Sequence[Manifest], examples: Sequence[Manifest] | None = None
+    manifests: Sequence[Manifest],
+    examples: Sequence[Manifest] | None = None,
+    min_workers: int = 2,
 ) -> list[str]:
     """Every fault of a rendered set. Shapes first: the other rules trust them."""
     examples = load(BASE / "secret.example.yaml") if examples is None else examples
@@ -359,9 +367,11 @@ def faults_of(
         faults += operator_faults(manifest)
         cluster = Cluster.of(manifest)
         if manifest.kind == "RayService" and cluster is not None:
-            faults += [*availability_faults(cluster), *redis_address_faults(cluster, manifests)]
-            faults += [*app_faults(manifest), *key_file_faults(cluster)]
+            faults += availability_faults(cluster, min_workers)
+            faults += redis_address_faults(cluster, manifests)
+            faults += [*app_faults(manifest, manifests), *key_file_faults(cluster)]
+            faults += disruption_faults(cluster, manifests)
         if cluster is not None:
-            faults += shared_memory_faults(cluster)
+            faults += [*shared_memory_faults(cluster), *memory_limit_faults(cluster)]
     faults += [fault for manifest in manifests for fault in container_faults(manifest)]
     return faults + list(valkey_faults(manifests))

@@ -3,12 +3,13 @@ import re
 import shutil
 import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.contract.kuberay import CRDS, operator_faults, schema_faults
-from tests.contract.manifest import BASE, ROOT, Document, Manifest, load, render
+from tests.contract.manifest import BASE, OVERLAYS, ROOT, Document, Manifest, load, render
 from tests.contract.manifest_rules import faults_of
 from tests.contract.planted import (
     BUDGET,
@@ -20,7 +21,9 @@ from tests.contract.planted import (
     Fault,
     incremental,
 )
+from tests.contract.planted_overlays import PLANTED_OVERLAYS
 
+MIN_WORKERS = {"cpu-demo": 1}  # a demonstration may go down with its only worker
 needs_crds = pytest.mark.skipif(
     not CRDS.is_dir(), reason=f"no KubeRay CRDs at {CRDS}: set KUBERAY_CRDS"
 )
@@ -29,6 +32,11 @@ needs_crds = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def shipped() -> list[Manifest]:
     return render()
+
+
+@pytest.fixture(scope="module")
+def overlays() -> dict[str, list[Manifest]]:
+    return {name: render(OVERLAYS / name) for name in MIN_WORKERS}
 
 
 def planted(manifests: list[Manifest], kind: str, fault: Fault) -> list[Manifest]:
@@ -53,6 +61,77 @@ def test_planted_fault_is_named_by_file_and_field(name: str, shipped: list[Manif
 
 
 @needs_crds
+@pytest.mark.parametrize("overlay", MIN_WORKERS)
+def test_shipped_overlay_has_no_fault(overlay: str, overlays: dict[str, list[Manifest]]) -> None:
+    assert faults_of(overlays[overlay], min_workers=MIN_WORKERS[overlay]) == []
+
+
+@needs_crds
+@pytest.mark.parametrize("name", PLANTED_OVERLAYS)
+def test_fault_of_an_overlay_is_named_by_the_file_that_wrote_the_field(
+    name: str, overlays: dict[str, list[Manifest]]
+) -> None:
+    file, kind, fault, expected = PLANTED_OVERLAYS[name]
+    overlay = file.partition("/")[0] if not file.startswith("base/") else "cpu-demo"
+    changed = planted(overlays[overlay], kind, fault)
+    faults = faults_of(changed, min_workers=MIN_WORKERS[overlay])
+    lines = [line for line in faults if line.startswith(f"{file}: {kind}/")]
+    assert any(re.search(expected, line) for line in lines), faults
+
+
+def test_every_overlay_is_checked() -> None:
+    assert {folder.name for folder in OVERLAYS.iterdir()} == MIN_WORKERS.keys()
+
+
+PATCH_FAULTS = {
+    "replaced field that is not there": (
+        "/spec/upgradeStrategy/type",
+        "/spec/upgradeStrategy/kind",
+        r"/spec/upgradeStrategy/kind: cannot replace: KeyError",
+    ),
+    "worker group that is not there": (
+        "/spec/rayClusterConfig/workerGroupSpecs/0/replicas",
+        "/spec/rayClusterConfig/workerGroupSpecs/1/replicas",
+        r"workerGroupSpecs/1/replicas: cannot replace: IndexError",
+    ),
+    "misspelt parent": (
+        "workerGroupSpecs/0/maxReplicas",
+        "workerGroupSpec/0/maxReplicas",
+        r"workerGroupSpec/0/maxReplicas: cannot replace: KeyError",
+    ),
+    "unknown operation": (
+        "op: remove",
+        "op: delete",
+        r"autoscalerOptions: cannot delete: ValueError",
+    ),
+}
+
+
+def demo_with(tmp_path: Path, file: str, old: str, new: str) -> Path:
+    copied = shutil.copytree(BASE.parent, tmp_path / "k8s") / "overlays" / "cpu-demo"
+    text = (copied / file).read_text()
+    assert old in text
+    (copied / file).write_text(text.replace(old, new, 1))
+    return copied
+
+
+@pytest.mark.parametrize("name", PATCH_FAULTS)
+def test_patch_that_does_not_apply_is_named(name: str, tmp_path: Path) -> None:
+    old, new, expected = PATCH_FAULTS[name]
+    folder = demo_with(tmp_path, "rayservice.yaml", old, new)
+    with pytest.raises(ValueError, match=f"^cpu-demo/rayservice.yaml: RayService/.*{expected}"):
+        render(folder)
+
+
+def test_patch_of_a_resource_that_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = demo_with(tmp_path, "kustomization.yaml", "name: flashray-valkey", "name: valkey")
+    with pytest.raises(
+        ValueError, match=r"^cpu-demo/valkey\.yaml: expected one resource .*found 0"
+    ):
+        render(folder)
+
+
+@needs_crds
 def test_working_incremental_upgrade_has_no_fault(shipped: list[Manifest]) -> None:
     assert faults_of(planted(shipped, SERVICE, incremental(**GATEWAY, maxSurgePercent=20))) == []
 
@@ -62,7 +141,8 @@ def test_filled_in_example_secret_is_refused(shipped: list[Manifest]) -> None:
     examples = copy.deepcopy(load(BASE / "secret.example.yaml"))
     examples[0].document["stringData"]["password"] = "hunter2"
     [fault] = faults_of(shipped, examples)
-    assert fault.startswith("secret.example.yaml: Secret/flashray-valkey: stringData.password: ")
+    place = "base/secret.example.yaml: Secret/flashray-valkey: stringData.password: "
+    assert fault.startswith(place)
     assert "hunter2" not in fault
 
 
@@ -123,12 +203,15 @@ def test_misspelt_field_of_a_cluster_is_named(shipped: list[Manifest]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-def test_rendering_is_kubectls(shipped: list[Manifest]) -> None:
+@pytest.mark.parametrize(
+    "folder", [BASE, *(OVERLAYS / name for name in MIN_WORKERS)], ids=lambda f: f.name
+)
+def test_rendering_is_kubectls(folder: Path) -> None:
     rendered = subprocess.run(
-        ["kubectl", "kustomize", BASE], capture_output=True, text=True, check=True, timeout=60
+        ["kubectl", "kustomize", folder], capture_output=True, text=True, check=True, timeout=60
     )
     theirs = list(yaml.safe_load_all(rendered.stdout))
-    ours = [manifest.document for manifest in shipped]
+    ours = [manifest.document for manifest in render(folder)]
 
     def key(document: Document) -> tuple[str, str]:
         return document["kind"], document["metadata"]["name"]
