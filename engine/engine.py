@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from engine.errors import InvalidSequence
+from engine.errors import InvalidSamplingParams, InvalidSequence
 from engine.outputs import SampledTokens, SequenceOutput, StepOutput, StepStats, Usage
 from engine.sampling_params import SamplingParams
 from engine.scheduling.batch import ScheduledBatch
@@ -13,10 +13,12 @@ from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason, Sequence
 
 NOTHING_SAMPLED = SampledTokens((), ())
+MAX_IDLE_WAIT_S = 0.005  # of a step with nothing to compute; what an arrival may have to wait
 
 
 class Executor(Protocol):
-    """Computes a plan: writes the KV of every scheduled token, samples where the plan says so."""
+    """Computes a plan: writes the KV of every scheduled token, samples where the plan says so.
+    Before, it hands the blocks of `batch.spills` to the cold tier, then writes `batch.restores`."""
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         """Return one token for each of `batch.sampling`, in that order. Never an empty batch."""
@@ -31,6 +33,8 @@ class EngineTotals:
     completion_tokens: int = 0
     finished_sequences: int = 0
     preemptions: int = 0
+    spilled_blocks: int = 0  # handed to the cold tier, which may have dropped them
+    restored_blocks: int = 0
 
     def plus_final(self, usage: Usage) -> "EngineTotals":
         return replace(
@@ -100,6 +104,7 @@ class Engine:
                 f"token ids of sequence {seq_id} must be in [0, {self._vocab_size}), got "
                 f"{min(token_ids)} to {max(token_ids)}; use the tokenizer of this model"
             )
+        self._refuse_foreign_bias(params)
         self._scheduler.prepare(sequence)
         return sequence
 
@@ -135,11 +140,11 @@ class Engine:
         started_s = self._clock()
         batch = self._scheduler.schedule()
         num_decode_tokens = sum(entry.sequence.is_decoding for entry in batch.scheduled)
-        sampled = self._executor.execute(batch) if batch else NOTHING_SAMPLED
+        sampled = self._execute(batch)
         outputs = (*self._take_aborted(), *self._scheduler.postprocess(batch, sampled))
         if self._check_integrity:
             self._scheduler.check_integrity()
-        self._count(outputs, len(batch.preempted))
+        self._count(outputs, batch)
         self._stats = self._measure(
             batch.num_batched_tokens - num_decode_tokens,
             num_decode_tokens,
@@ -148,12 +153,31 @@ class Engine:
         )
         return StepOutput(outputs, self._stats)
 
+    def _refuse_foreign_bias(self, params: SamplingParams) -> None:
+        for token_id, _ in params.logit_bias:
+            if not 0 <= token_id < self._vocab_size:
+                raise InvalidSamplingParams(
+                    f"logit_bias must name token ids in [0, {self._vocab_size}), got {token_id}; "
+                    "use the tokenizer of this model"
+                )
+
+    def _execute(self, batch: ScheduledBatch) -> SampledTokens:
+        if batch:
+            return self._executor.execute(batch)
+        self._scheduler.await_restores(MAX_IDLE_WAIT_S)
+        return NOTHING_SAMPLED
+
     def _take_aborted(self) -> list[SequenceOutput]:
         aborted, self._aborted = self._aborted, []
         return aborted
 
-    def _count(self, outputs: tuple[SequenceOutput, ...], num_preempted: int) -> None:
-        totals = replace(self._totals, preemptions=self._totals.preemptions + num_preempted)
+    def _count(self, outputs: tuple[SequenceOutput, ...], batch: ScheduledBatch) -> None:
+        totals = replace(
+            self._totals,
+            preemptions=self._totals.preemptions + len(batch.preempted),
+            spilled_blocks=self._totals.spilled_blocks + len(batch.spills),
+            restored_blocks=self._totals.restored_blocks + len(batch.restores),
+        )
         for output in outputs:
             if output.finish_reason is not None:
                 totals = totals.plus_final(output.usage)

@@ -3,6 +3,7 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
+from engine.cache.tiers import BlockSpill
 from engine.errors import IntegrityError
 
 
@@ -22,7 +23,9 @@ class BlockAllocator:
         self._evictable: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._ref_counts = [0] * num_blocks
         self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._tenant_of = [b""] * num_blocks  # of the hashed ones
         self._block_of: dict[bytes, int] = {}
+        self._evicted: list[BlockSpill] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -75,15 +78,22 @@ class BlockAllocator:
                 del self._evictable[block_id]
             self._ref_counts[block_id] += 1
 
-    def register(self, block_id: int, block_hash: bytes) -> None:
+    def register(self, block_id: int, block_hash: bytes, tenant: bytes = b"") -> None:
         """The referenced block is full and computed. The first block of a hash is the canonical
-        one; a later twin stays private to its owner."""
+        one; a later twin stays private to its owner. `tenant` is whose quota it fills elsewhere."""
         assert self._ref_counts[block_id] > 0, f"block {block_id} is not in use"
         if not self.enable_prefix_cache or block_hash in self._block_of:
             return
         assert self._hash_of[block_id] is None, f"block {block_id} already has a hash"
         self._hash_of[block_id] = block_hash
+        self._tenant_of[block_id] = tenant
         self._block_of[block_hash] = block_id
+
+    def take_evicted(self) -> tuple[BlockSpill, ...]:
+        """What `allocate` has evicted since the last call: the memory of these blocks is intact
+        until their new owners compute."""
+        evicted, self._evicted = tuple(self._evicted), []
+        return evicted
 
     def hash_of(self, block_id: int) -> bytes | None:
         return self._hash_of[block_id]
@@ -110,6 +120,7 @@ class BlockAllocator:
             assert block_hash is not None
             del self._block_of[block_hash]
             self._hash_of[block_id] = None
+            self._evicted.append(BlockSpill(block_id, block_hash, self._tenant_of[block_id]))
             self._free.append(block_id)
 
     def check_integrity(self, block_tables: Iterable[list[int]]) -> None:

@@ -1,7 +1,8 @@
-"""The plan of one step: which sequences compute how many tokens."""
+"""The plan of one step: which sequences compute how many tokens, and what moves before."""
 
 from dataclasses import dataclass
 
+from engine.cache.tiers import BlockRestore, BlockSpill
 from engine.sequence import Sequence
 
 
@@ -18,6 +19,14 @@ class ScheduledSequence:
         return self.start + self.num_new_tokens
 
     @property
+    def new_token_ids(self) -> list[int]:
+        return self.sequence.token_ids[self.start : self.end]
+
+    @property
+    def block_table(self) -> list[int]:
+        return self.sequence.block_table
+
+    @property
     def samples(self) -> bool:
         """The chunk ends at the newest token, and a token is wanted after it."""
         return self.end == self.sequence.num_tokens and self.sequence.params.max_tokens > 0
@@ -25,8 +34,13 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
+    """To be executed in this order: copy every block of `spills` out, write every block of
+    `restores`, compute. A block can be in both, and in the table of a scheduled sequence."""
+
     scheduled: tuple[ScheduledSequence, ...]
     preempted: tuple[str, ...] = ()  # seq ids that lost their blocks to this batch
+    spills: tuple[BlockSpill, ...] = ()
+    restores: tuple[BlockRestore, ...] = ()
 
     @property
     def num_batched_tokens(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.cache.block_allocator import BlockAllocator
+from engine.cache.spill import Restores
 from engine.scheduling.batch import ScheduledSequence
 from engine.scheduling.decode import age
 from engine.sequence import Sequence, SequenceStatus
@@ -41,7 +42,7 @@ class Candidate:
     """A running sequence in its prefill, or a waiting one that can be admitted."""
 
     sequence: Sequence
-    num_wanted: int  # tokens to compute until it decodes, prefix hits taken off
+    num_wanted: int  # tokens to compute until it decodes, cached and restored ones off
 
 
 def find_prefilling(running: Iterable[Sequence]) -> list[Candidate]:
@@ -57,27 +58,36 @@ def find_admissible(
     running: list[Sequence],
     allocator: BlockAllocator,
     max_num_sequences: int,
+    restores: Restores,
 ) -> list[Candidate]:
     """The head of `waiting` that fits beside `running`: all of the prompt, what running prefills
     still need, and one block of growth for everybody. The first that does not fit holds back
     those behind it, or they would take its place for ever. Alone, a sequence always fits.
+
+    One that fits but awaits blocks from the cold tier keeps its claim and lets others pass.
     """
     found: list[Candidate] = []
+    num_awaiting = 0
     num_claimed = sum(_num_missing_blocks(sequence, allocator) for sequence in running)
     for sequence in waiting[: max_num_sequences - len(running)]:
-        hits = _match_prefix(sequence, allocator)
+        chain = _shareable_chain(sequence, allocator)
+        hits = allocator.match_prefix(chain)
         num_needed = allocator.num_blocks_for(sequence.num_tokens) - allocator.num_referenced(hits)
-        num_growth = len(running) + len(found) + 1
+        num_growth = len(running) + len(found) + num_awaiting + 1
         fits = num_claimed + num_needed + num_growth <= allocator.num_free_blocks
-        if not fits and (running or found):
+        if not fits and (running or found or num_awaiting):
             break
         num_claimed += num_needed
-        found.append(Candidate(sequence, sequence.num_tokens - len(hits) * allocator.block_size))
+        if restores.is_awaited(sequence.seq_id, sequence.cache_salt, chain, len(hits)):
+            num_awaiting += 1
+            continue
+        num_ready = len(hits) + restores.num_found(sequence.seq_id, len(hits))
+        found.append(Candidate(sequence, sequence.num_tokens - num_ready * allocator.block_size))
     return found
 
 
 def plan_prefills(
-    candidates: list[Candidate], budget: TokenBudget, allocator: BlockAllocator
+    candidates: list[Candidate], budget: TokenBudget, allocator: BlockAllocator, restores: Restores
 ) -> list[ScheduledSequence]:
     """Share the budget out, admit the waiting candidates that get some of it, allocate the blocks
     of each chunk. A running prefill whose blocks went to decodes gets what is left of the pool.
@@ -88,8 +98,10 @@ def plan_prefills(
     for candidate, num_granted in zip(candidates, shares, strict=True):
         sequence = candidate.sequence
         if num_granted and sequence.status is SequenceStatus.WAITING:
-            _admit(sequence, allocator)
-        num_new_tokens = min(num_granted, _num_tokens_of_room(sequence, allocator))
+            _admit(sequence, allocator, restores)
+        # More may be there than was wanted: blocks just placed for one are hits to the next.
+        num_wanted = min(num_granted, sequence.num_uncomputed_tokens)
+        num_new_tokens = min(num_wanted, _num_tokens_of_room(sequence, allocator))
         if num_new_tokens:
             start = sequence.num_computed_tokens
             _cover(sequence, start + num_new_tokens, allocator)
@@ -97,18 +109,19 @@ def plan_prefills(
     return scheduled
 
 
-def _match_prefix(sequence: Sequence, allocator: BlockAllocator) -> list[int]:
-    """Cached blocks of the sequence, never all of it: a token has to be computed to sample."""
-    max_num_hits = (sequence.num_tokens - 1) // allocator.block_size
-    return allocator.match_prefix(sequence.block_hashes[:max_num_hits])
+def _shareable_chain(sequence: Sequence, allocator: BlockAllocator) -> list[bytes]:
+    """Hashes of the full blocks, never of all tokens: one has to be computed to sample."""
+    return sequence.block_hashes[: (sequence.num_tokens - 1) // allocator.block_size]
 
 
-def _admit(sequence: Sequence, allocator: BlockAllocator) -> None:
+def _admit(sequence: Sequence, allocator: BlockAllocator, restores: Restores) -> None:
     # Matched again: an older candidate's chunk may have evicted what the first look found.
-    hits = _match_prefix(sequence, allocator)
+    chain = _shareable_chain(sequence, allocator)
+    hits = allocator.match_prefix(chain)
     allocator.acquire(hits)
-    sequence.block_table = hits
-    sequence.num_computed_tokens = len(hits) * allocator.block_size
+    restored = restores.place(sequence.seq_id, sequence.cache_salt, chain, len(hits), allocator)
+    sequence.block_table = hits + restored
+    sequence.num_computed_tokens = len(sequence.block_table) * allocator.block_size
     sequence.status = SequenceStatus.RUNNING
     if sequence.num_preemptions == 0:
         sequence.num_cached_tokens = sequence.num_computed_tokens

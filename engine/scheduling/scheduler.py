@@ -4,6 +4,7 @@ from bisect import insort
 
 from engine.cache.block_allocator import BlockAllocator
 from engine.cache.block_hash import extend_chain, root_hash
+from engine.cache.spill import Restores
 from engine.config import SchedulerConfig
 from engine.errors import (
     CacheTooSmall,
@@ -29,7 +30,8 @@ class Scheduler:
     """Owns the sequences and, through the allocator, their blocks. One thread at a time, except
     `prepare`, which touches nothing but its argument.
 
-    `address` names the model and the format of its cache; it salts every block hash.
+    `address` names the model and the format of its cache; it salts every block hash. With a cold
+    tier behind `restores`, plans say what to spill and to restore.
     Raises CacheTooSmall when the pool could not finish a single longest sequence.
     """
 
@@ -39,6 +41,7 @@ class Scheduler:
         allocator: BlockAllocator,
         max_model_len: int,
         address: bytes,
+        restores: Restores | None = None,
     ) -> None:
         _check_capacity(allocator, max_model_len)
         _check_limits(scheduler_config)
@@ -46,6 +49,8 @@ class Scheduler:
         self._config = scheduler_config
         self._allocator = allocator
         self._address = address
+        self._has_cold_tier = restores is not None
+        self._restores = restores or Restores()
         self._waiting: list[Sequence] = []  # both sorted by age
         self._running: list[Sequence] = []
         self._sequences: dict[str, Sequence] = {}
@@ -113,8 +118,10 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Plan the next step: every decode, then prefills within what is left of the budget.
 
-        While there is work the batch is not empty, and the oldest running sequence is in it.
+        While there is work the batch is not empty, and the oldest running sequence is in it; only
+        when all that could run await the cold tier is it empty, and `await_restores` passes time.
         """
+        self._restores.collect()
         decodes, preempted = plan_decodes(self._running, self._allocator)
         for victim in preempted:
             insort(self._waiting, victim, key=age)
@@ -124,14 +131,24 @@ class Scheduler:
             find_prefilling(self._running) + arrivals,
             TokenBudget(self._config.max_num_batched_tokens - len(decodes)),
             self._allocator,
+            self._restores,
         )
         for candidate in arrivals:
             if candidate.sequence.status is SequenceStatus.RUNNING:
                 self._waiting.remove(candidate.sequence)
                 insort(self._running, candidate.sequence, key=age)
+        evicted = self._allocator.take_evicted()
         return ScheduledBatch(
-            (*decodes, *prefills), tuple(sequence.seq_id for sequence in preempted)
+            (*decodes, *prefills),
+            tuple(sequence.seq_id for sequence in preempted),
+            evicted if self._has_cold_tier else (),
+            self._restores.take_placed(),
         )
+
+    def await_restores(self, timeout_s: float) -> None:
+        """Sleep until a block that some sequence waits for is there, `timeout_s` at most. Only
+        after an empty batch."""
+        self._restores.wait(timeout_s)
 
     def postprocess(
         self, batch: ScheduledBatch, sampled: SampledTokens
@@ -154,7 +171,11 @@ class Scheduler:
 
     def _find_arrivals(self) -> list[Candidate]:
         return find_admissible(
-            self._waiting, self._running, self._allocator, self._config.max_num_sequences
+            self._waiting,
+            self._running,
+            self._allocator,
+            self._config.max_num_sequences,
+            self._restores,
         )
 
     def _advance(self, entry: ScheduledSequence) -> None:
@@ -164,7 +185,9 @@ class Scheduler:
         if filled and self._allocator.enable_prefix_cache:
             self._hash_full_blocks(sequence)
             for index in filled:
-                self._allocator.register(sequence.block_table[index], sequence.block_hashes[index])
+                self._allocator.register(
+                    sequence.block_table[index], sequence.block_hashes[index], sequence.cache_salt
+                )
 
     def _conclude(
         self, sequence: Sequence, sampled: tuple[int, TokenLogprobs | None] | None
@@ -189,6 +212,7 @@ class Scheduler:
         (self._running if is_running else self._waiting).remove(sequence)
         del self._sequences[sequence.seq_id]
         self._allocator.free(sequence.block_table)
+        self._restores.drop(sequence.seq_id)
         sequence.block_table = []
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
@@ -222,6 +246,7 @@ class Scheduler:
             _require(is_bare, f"{sequence.seq_id} waits and owns blocks")
         for sequence in self._running:
             self._check_running(sequence)
+        self._restores.check_integrity({sequence.seq_id for sequence in self._waiting})
 
     def _check_running(self, sequence: Sequence) -> None:
         num_computed, num_tokens = sequence.num_computed_tokens, sequence.num_tokens

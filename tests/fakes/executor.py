@@ -4,6 +4,7 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 
+from engine.cache.tiers import BlockRestore, BlockSpill, ColdBlock, ColdTier
 from engine.outputs import SampledTokens
 from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 
@@ -24,6 +25,7 @@ def expected_completion(prompt: Sequence[int], num_tokens: int, vocab_size: int)
 class FakeExecutor:
     """Keeps what a GPU would keep, per slot: whose KV it is, that is a digest of the tenant and of
     every token up to it. Fails the test when a sequence would read a slot that holds other KV.
+    The payload of a block is the digests in its slots.
     """
 
     def __init__(
@@ -33,12 +35,15 @@ class FakeExecutor:
         vocab_size: int = 97,
         fail_at_step: int | None = None,
         before_step: Callable[[], object] = lambda: None,
+        cold_tier: ColdTier | None = None,
     ) -> None:
         self.batches: list[ScheduledBatch] = []
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._fail_at_step = fail_at_step
         self._before_step = before_step
+        self._cold_tier = cold_tier
+        self._format = f"<{block_size}I"
         self._kv: dict[int, int] = {}  # slot -> digest
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
@@ -47,6 +52,8 @@ class FakeExecutor:
         self.batches.append(batch)
         if len(self.batches) == self._fail_at_step:
             raise RuntimeError(f"fake failure at step {self._fail_at_step}")
+        self._spill(batch.spills)
+        self._restore(batch.restores)
         written: dict[int, int] = {}
         for entry in batch.scheduled:
             written |= self._compute(entry)
@@ -57,6 +64,31 @@ class FakeExecutor:
             for entry in batch.sampling
         )
         return SampledTokens(token_ids, (None,) * len(token_ids))
+
+    def _spill(self, spills: Sequence[BlockSpill]) -> None:
+        if not spills:
+            return
+        assert self._cold_tier is not None, "spills were planned without a cold tier"
+        self._cold_tier.spill(
+            [
+                ColdBlock(
+                    spill.tenant,
+                    spill.block_hash,
+                    struct.pack(self._format, *map(self._kv.__getitem__, self._block(spill))),
+                )
+                for spill in spills
+            ]
+        )
+
+    def _restore(self, restores: Sequence[BlockRestore]) -> None:
+        for restore in restores:
+            (payload,) = restore.payloads
+            digests = struct.unpack(self._format, payload)
+            self._kv.update(zip(self._block(restore), digests, strict=True))
+
+    def _block(self, move: BlockSpill | BlockRestore) -> range:
+        start = move.block_id * self._block_size
+        return range(start, start + self._block_size)
 
     def _compute(self, entry: ScheduledSequence) -> dict[int, int]:
         """The KV of the entry's tokens by slot, once all before them proved to be its own."""

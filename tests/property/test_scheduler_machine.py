@@ -1,21 +1,27 @@
-"""The scheduler under anything: whatever is added, aborted and preempted, the books agree, the
-limits hold, and every sequence gets the tokens it would have got alone."""
+"""The scheduler under anything: whatever is added, aborted, preempted, spilled, restored, late,
+lost or damaged, the books agree, the limits hold, and every sequence gets the tokens it would have
+got alone."""
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.cache.block_allocator import BlockAllocator
+from engine.cache.spill import Restores
 from engine.config import SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason, Sequence, SequenceStatus
+from tests.fakes.cold_tier import FakeColdTier
 from tests.fakes.executor import FakeExecutor, expected_completion
 
 VOCAB_SIZE = 7
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 24
 SHARED = [3, 1, 4, 1, 5, 2, 6, 5, 3]
+STEP_S = 0.1
+MAX_WAIT_S = 0.5
+MAX_NUM_IDLE_STEPS = 6  # awaiting one answer
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -23,15 +29,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_spare_blocks=st.integers(1, 3),
         max_num_sequences=st.sampled_from([1, 2, 3, 5]),
         num_spare_tokens=st.sampled_from([0, 1, 2, 4, 12]),
-        enable_prefix_cache=st.booleans(),
+        enable_prefix_cache=st.sampled_from([True, True, False]),
+        delays=st.none() | st.lists(st.sampled_from([0, 0, 1, 3, 9, None]), max_size=12),
     )
-    def start(self, num_spare_blocks, max_num_sequences, num_spare_tokens, enable_prefix_cache):
+    def start(
+        self, num_spare_blocks, max_num_sequences, num_spare_tokens, enable_prefix_cache, delays
+    ):
         self.config = SchedulerConfig(max_num_sequences, max_num_sequences + num_spare_tokens)
         self.allocator = BlockAllocator(
             MAX_MODEL_LEN // BLOCK_SIZE + num_spare_blocks, BLOCK_SIZE, enable_prefix_cache
         )
-        self.scheduler = Scheduler(self.config, self.allocator, MAX_MODEL_LEN, b"model")
-        self.executor = FakeExecutor(BLOCK_SIZE, vocab_size=VOCAB_SIZE)
+        self.now_s = 0.0
+        self.tier = None if delays is None else FakeColdTier(delays)
+        self.restores = Restores(self.tier, max_wait_s=MAX_WAIT_S, clock=lambda: self.now_s)
+        self.scheduler = Scheduler(
+            self.config,
+            self.allocator,
+            MAX_MODEL_LEN,
+            b"model",
+            None if self.tier is None else self.restores,
+        )
+        self.executor = FakeExecutor(BLOCK_SIZE, vocab_size=VOCAB_SIZE, cold_tier=self.tier)
         self.sequences: list[Sequence] = []
         self.received: dict[str, list[int]] = {}
         self.in_flight = None
@@ -69,11 +87,30 @@ class SchedulerMachine(RuleBasedStateMachine):
             tail = [first_token] * num_tokens
             self.add(0, tail, 14, frozenset(), b"ours", priority)
 
+    @precondition(lambda self: self.sequences)
+    @rule(draw=st.data(), max_tokens=st.sampled_from([1, 11]))
+    def add_again(self, draw, max_tokens):
+        """A prompt that starts as an earlier sequence went on: what prefix caches are for."""
+        earlier = draw.draw(st.sampled_from(self.sequences))
+        token_ids = earlier.token_ids[: MAX_MODEL_LEN - max_tokens]
+        sequence = Sequence(
+            f"s{len(self.sequences)}",
+            list(token_ids),
+            len(token_ids),
+            SamplingParams(max_tokens),
+            cache_salt=earlier.cache_salt,
+        )
+        self.scheduler.add(sequence)
+        self.sequences.append(sequence)
+        self.received[sequence.seq_id] = []
+
     @precondition(lambda self: self.in_flight is None)
     @rule()
     def execute(self):
         batch = self.scheduler.schedule()
-        assert bool(batch) == self.scheduler.has_work
+        self.now_s += STEP_S
+        is_idle = self.restores.num_awaited > 0 and self.scheduler.num_running == 0
+        assert bool(batch) or is_idle == self.scheduler.has_work
         self.check_batch(batch)
         if batch:
             self.in_flight = batch, self.executor.execute(batch)
@@ -107,6 +144,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert aborted is (None if was_finished else sequence)
         assert sequence.block_table == []
 
+    @precondition(lambda self: self.tier is not None)
+    @rule(index=st.integers(0, 7))
+    def lose_a_block(self, index):
+        self.tier.forget(index)
+
+    @precondition(lambda self: self.tier is not None)
+    @rule()
+    def damage_every_block(self):
+        for index in range(len(self.tier.stored)):
+            self.tier.damage(index)
+
+    @precondition(lambda self: self.tier is not None)
+    @rule(is_full=st.booleans())
+    def fill_or_empty_the_tier(self, is_full):
+        self.tier.is_full = is_full
+
     @invariant()
     def books_agree(self):
         self.scheduler.check_integrity()
@@ -118,10 +171,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(scheduled) == len(set(scheduled))
         assert not set(scheduled) & set(batch.preempted)
         assert all(entry.num_new_tokens > 0 for entry in batch.scheduled)
+        assert batch or not (batch.spills or batch.restores)
+        assert self.tier is not None or not (batch.spills or batch.restores)
+        self.check_restores(batch)
         running = [s for s in self.sequences if s.status is SequenceStatus.RUNNING]
         if running:
             oldest = min(running, key=lambda s: (s.priority, s.arrival_index))
             assert oldest.seq_id in scheduled, "the oldest sequence stands still"
+
+    def check_restores(self, batch):
+        """Every restored block is read by a sequence of this step that owns its content."""
+        owned = {
+            (block_id, block_hash)
+            for entry in batch.scheduled
+            for block_id, block_hash in zip(
+                entry.sequence.block_table, entry.sequence.block_hashes, strict=False
+            )
+        }
+        restored = [(restore.block_id, restore.block_hash) for restore in batch.restores]
+        assert len(restored) == len(set(restored))
+        assert set(restored) <= owned
 
     def check_outcome(self, sequence):
         prompt = sequence.token_ids[: sequence.num_prompt_tokens]
@@ -142,13 +211,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.in_flight is not None:
             self.postprocess()
         # The oldest advances a token a step at least, and a preempted one starts over only when
-        # an older one lives: a bound on the steps that no live- or deadlock can keep.
-        for _ in range(1 + sum(MAX_MODEL_LEN for _ in self.sequences)):
+        # an older one lives: a bound on the steps that no live- or deadlock can keep, each at most
+        # that often idle before it.
+        for _ in range(1 + MAX_NUM_IDLE_STEPS * MAX_MODEL_LEN * len(self.sequences)):
             if not self.scheduler.has_work:
                 break
             self.step(1)
         assert not self.scheduler.has_work
         assert self.allocator.num_referenced_blocks == 0
+        assert self.restores.num_awaited == 0
+        if self.tier is not None:
+            assert self.tier.requests == {}
         for sequence in self.sequences:
             self.check_outcome(sequence)
 

@@ -3,6 +3,7 @@ import time
 import pytest
 
 from engine.cache.block_allocator import BlockAllocator
+from engine.cache.tiers import BlockSpill
 from engine.errors import IntegrityError
 
 HASHES = [bytes([index]) * 16 for index in range(10)]
@@ -145,3 +146,19 @@ def timed_round(allocator, num_blocks):
     started_s = time.perf_counter()
     allocator.free(allocator.allocate(num_blocks))
     return time.perf_counter() - started_s
+
+
+def test_evicted_blocks_are_told_once_with_hash_and_tenant():
+    allocator = allocator_of(3)
+    (first,) = cached_chain(allocator, HASHES[:1])
+    owned = allocator.allocate(1)
+    allocator.register(owned[0], HASHES[1], b"tenant")
+    allocator.free(owned)
+    allocator.allocate(1)
+    assert allocator.take_evicted() == ()
+    allocator.allocate(2)
+    assert allocator.take_evicted() == (
+        BlockSpill(first, HASHES[0], b""),
+        BlockSpill(owned[0], HASHES[1], b"tenant"),
+    )
+    assert allocator.take_evicted() == ()

@@ -3,6 +3,7 @@ from hypothesis import strategies as st
 
 from engine.cache.block_allocator import BlockAllocator
 from engine.cache.block_hash import extend_chain, root_hash
+from engine.cache.spill import Restores
 from engine.sampling_params import SamplingParams
 from engine.scheduling.prefill import (
     Candidate,
@@ -41,7 +42,7 @@ def cache(allocator, sequence, num_blocks):
 
 
 def plan(candidates, num_tokens, allocator):
-    scheduled = plan_prefills(candidates, TokenBudget(num_tokens), allocator)
+    scheduled = plan_prefills(candidates, TokenBudget(num_tokens), allocator, Restores())
     return {entry.sequence.seq_id: (entry.start, entry.num_new_tokens) for entry in scheduled}
 
 
@@ -86,7 +87,7 @@ def test_hits_are_shared_and_counted():
     allocator = allocator_of(10)
     (sequence,) = waiting_of(11)
     cached = cache(allocator, sequence, 2)
-    (candidate,) = find_admissible([sequence], [], allocator, 4)
+    (candidate,) = find_admissible([sequence], [], allocator, 4, Restores())
     assert candidate.num_wanted == 3
     assert plan([candidate], 64, allocator) == {"s0": (8, 3)}
     assert sequence.block_table[:2] == cached
@@ -98,7 +99,9 @@ def test_last_token_of_a_cached_prompt_is_computed():
     allocator = allocator_of(10)
     (sequence,) = waiting_of(8)
     cache(allocator, sequence, 2)
-    assert plan(find_admissible([sequence], [], allocator, 4), 64, allocator) == {"s0": (4, 4)}
+    assert plan(find_admissible([sequence], [], allocator, 4, Restores()), 64, allocator) == {
+        "s0": (4, 4)
+    }
 
 
 def test_hits_after_a_preemption_are_not_counted_as_cached():
@@ -106,53 +109,57 @@ def test_hits_after_a_preemption_are_not_counted_as_cached():
     (sequence,) = waiting_of(11)
     sequence.num_preemptions = 1
     cache(allocator, sequence, 2)
-    assert plan(find_admissible([sequence], [], allocator, 4), 64, allocator) == {"s0": (8, 3)}
+    assert plan(find_admissible([sequence], [], allocator, 4, Restores()), 64, allocator) == {
+        "s0": (8, 3)
+    }
     assert sequence.num_cached_tokens == 0
 
 
 def test_admission_wants_room_for_the_prompt_and_growth():
     allocator = allocator_of(8)
     waiting = waiting_of(12, 12, 1)
-    found = find_admissible(waiting, [], allocator, 4)
+    found = find_admissible(waiting, [], allocator, 4, Restores())
     assert [candidate.sequence for candidate in found] == waiting[:2]
 
 
 def test_what_running_prefills_still_need_is_not_given_away():
     allocator = allocator_of(8)
     running, waiting = waiting_of(20, 8)
-    plan(find_admissible([running], [], allocator, 4), 4, allocator)
+    plan(find_admissible([running], [], allocator, 4, Restores()), 4, allocator)
     assert allocator.num_free_blocks == 7
-    assert find_admissible([waiting], [running], allocator, 4) == []
+    assert find_admissible([waiting], [running], allocator, 4, Restores()) == []
 
 
 def test_a_referenced_prefix_needs_no_room():
     allocator = allocator_of(8)
     (sequence,) = waiting_of(21)
     cache(allocator, sequence, 5)
-    assert len(find_admissible([sequence], [], allocator, 4)) == 1
-    assert len(find_admissible([sequence], waiting_of(1), allocator, 4)) == 0
+    assert len(find_admissible([sequence], [], allocator, 4, Restores())) == 1
+    assert len(find_admissible([sequence], waiting_of(1), allocator, 4, Restores())) == 0
 
 
 def test_alone_a_sequence_needs_no_room_to_grow():
     allocator = allocator_of(5)
-    assert len(find_admissible(waiting_of(20, 1), [], allocator, 4)) == 1
+    assert len(find_admissible(waiting_of(20, 1), [], allocator, 4, Restores())) == 1
 
 
 def test_one_that_does_not_fit_holds_back_those_behind_it():
     allocator = allocator_of(6)
-    assert len(find_admissible(waiting_of(4, 16, 4), [], allocator, 4)) == 1
+    assert len(find_admissible(waiting_of(4, 16, 4), [], allocator, 4, Restores())) == 1
 
 
 def test_no_more_than_max_num_sequences():
     allocator = allocator_of(50)
-    assert len(find_admissible(waiting_of(1, 1, 1), [], allocator, 2)) == 2
-    assert find_admissible(waiting_of(1), waiting_of(1, 1), allocator, 2) == []
+    assert len(find_admissible(waiting_of(1, 1, 1), [], allocator, 2, Restores())) == 2
+    assert find_admissible(waiting_of(1), waiting_of(1, 1), allocator, 2, Restores()) == []
 
 
 def test_without_a_grant_a_candidate_keeps_waiting():
     allocator = allocator_of(50)
     waiting = waiting_of(20, 20)
-    assert plan(find_admissible(waiting, [], allocator, 4), 8, allocator) == {"s0": (0, 8)}
+    assert plan(find_admissible(waiting, [], allocator, 4, Restores()), 8, allocator) == {
+        "s0": (0, 8)
+    }
     assert waiting[1].status is SequenceStatus.WAITING
     assert waiting[1].block_table == []
 
@@ -170,7 +177,10 @@ def test_hits_lost_between_the_two_looks_are_computed():
     older.status = SequenceStatus.RUNNING
     allocator.free(cache(allocator, sequence, 2))
     allocator.free(cache(allocator, other, 6))
-    candidates = [*find_prefilling([older]), *find_admissible([sequence], [], allocator, 4)]
+    candidates = [
+        *find_prefilling([older]),
+        *find_admissible([sequence], [], allocator, 4, Restores()),
+    ]
     assert [candidate.num_wanted for candidate in candidates] == [20, 1]
     assert plan(candidates, 64, allocator) == {"s0": (0, 20), "s1": (0, 1)}
     assert sequence.num_cached_tokens == 0
