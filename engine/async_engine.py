@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from typing import NoReturn
 
 from engine.engine import Engine, EngineTotals
 from engine.errors import DuplicateSequence, EngineStopped
@@ -122,6 +123,11 @@ class AsyncEngine:
             self._is_stopping = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
+
+    def run_out(self) -> NoReturn:
+        """Waits until the loop has ended. Raises EngineStopped, chained from the loop's error."""
+        self._thread.join()
+        raise self._stopped()
 
     def _stopped(self) -> EngineStopped:
         stopped = EngineStopped(

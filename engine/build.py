@@ -1,4 +1,4 @@
-"""EngineConfig -> a runner with its weights, and the engine around it."""
+"""EngineConfig -> a rank's runner with its weights, and the engine around it."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ import torch
 
 from engine.cache.block_allocator import BlockAllocator
 from engine.config import EngineConfig
-from engine.engine import Engine
+from engine.engine import Engine, Executor
 from engine.errors import CacheTooSmall, CheckpointError, EngineError
 from engine.execution.attention import ReferenceAttention
 from engine.execution.kv_tensors import KVTensors, block_bytes, num_blocks_for
@@ -17,7 +17,13 @@ from engine.execution.model_runner import ModelRunner
 from engine.execution.sampler import Sampler
 from engine.models.decoder import build_decoder
 from engine.models.model_config import ModelConfig
+from engine.models.shard import shard_of
 from engine.models.weights import find_weight_files, load_weights, resolve_dtype
+from engine.ranks.follower import FollowerLoop
+from engine.ranks.group import SINGLE_RANK, RankGroup
+from engine.ranks.leader import LeadingExecutor
+from engine.ranks.plan import max_plan_bytes
+from engine.ranks.plan_ring import PlanReader, PlanRing, ring_capacity
 from engine.scheduling.scheduler import Scheduler
 
 CACHE_LAYOUT_VERSION = 1  # counts up when the same tokens get different bytes in a block
@@ -25,35 +31,69 @@ _NUM_SAMPLED_PAGES, _PAGE_BYTES = 64, 4096
 
 
 def build_engine(config: EngineConfig) -> Engine:
-    """Loads the weights: seconds. Raises UnsupportedModel, CheckpointError, CacheTooSmall."""
-    runner = build_model_runner(config)
-    allocator = BlockAllocator(
-        runner.num_blocks, runner.block_size, config.cache.enable_prefix_cache
-    )
+    """An engine of one rank. Loads the weights: seconds. Raises UnsupportedModel, CheckpointError,
+    CacheTooSmall."""
+    return build_engine_around(build_model_runner(config), config)
+
+
+def build_engine_around(
+    runner: ModelRunner, config: EngineConfig, ranks: RankGroup = SINGLE_RANK
+) -> Engine:
+    """The engine over a runner of `build_model_runner`, made of the same arguments."""
+    return _engine_over(runner, runner, config, ranks)
+
+
+def build_leader(
+    runner: ModelRunner, config: EngineConfig, ranks: RankGroup, ring: PlanRing
+) -> Engine:
+    """Rank 0 of several: its plans go to the others through `ring`."""
+    return _engine_over(LeadingExecutor(runner, ring), runner, config, ranks)
+
+
+def build_follower(runner: ModelRunner, plans: PlanReader) -> FollowerLoop:
+    """Any other rank."""
+    return FollowerLoop(runner, plans)
+
+
+def open_ring(config: EngineConfig, num_ranks: int) -> PlanRing:
+    """For the plans of this engine. Raises what reading config.json raises."""
+    max_model_len = resolve_max_model_len(config, ModelConfig.from_folder(config.model_path))
+    num_blocks = -(-max_model_len // config.cache.block_size) + 1
+    limits = config.scheduler
+    largest = max_plan_bytes(limits.max_num_sequences, limits.max_num_batched_tokens, num_blocks)
+    return PlanRing(num_ranks - 1, ring_capacity(largest))
+
+
+def build_model_runner(config: EngineConfig, ranks: RankGroup = SINGLE_RANK) -> ModelRunner:
+    """Sets torch's thread count, process-wide. Every rank must be built at the same time. Raises
+    what `build_engine` raises, and RankLost."""
+    torch.set_num_threads(config.num_threads)
+    model = ModelConfig.from_folder(config.model_path)
+    local = shard_of(model, ranks).local
+    dtype = resolve_dtype(config.dtype, model.dtype, config.device)
+    # Before the weights: fails in milliseconds.
+    num_blocks = ranks.minimum(_num_blocks(config, local, dtype))
+    weights = load_weights(config.model_path, model, dtype, config.device, ranks)
+    kv = KVTensors.allocate(local, num_blocks, config.cache.block_size, dtype, weights.device)
+    backend = ReferenceAttention(kv, model.sliding_windows, scale=model.head_dim**-0.5)
+    return ModelRunner(build_decoder(model, weights, ranks), kv, backend, Sampler())
+
+
+def _engine_over(
+    executor: Executor, runner: ModelRunner, config: EngineConfig, ranks: RankGroup
+) -> Engine:
     scheduler = Scheduler(
         config.scheduler,
-        allocator,
+        BlockAllocator(runner.num_blocks, runner.block_size, config.cache.enable_prefix_cache),
         resolve_max_model_len(config, runner.model_config),
-        cache_address(config, runner.model_config),
+        cache_address(config, runner.model_config, ranks),
     )
     return Engine(
         scheduler,
-        runner,
+        executor,
         vocab_size=runner.model_config.vocab_size,
         check_integrity=config.check_integrity,
     )
-
-
-def build_model_runner(config: EngineConfig) -> ModelRunner:
-    """Sets torch's thread count, process-wide. Raises what `build_engine` raises."""
-    torch.set_num_threads(config.num_threads)
-    model = ModelConfig.from_folder(config.model_path)
-    dtype = resolve_dtype(config.dtype, model.dtype, config.device)
-    num_blocks = _num_blocks(config, model, dtype)  # before the weights: fails in milliseconds
-    weights = load_weights(config.model_path, model, dtype, config.device)
-    kv = KVTensors.allocate(model, num_blocks, config.cache.block_size, dtype, weights.device)
-    backend = ReferenceAttention(kv, model.sliding_windows, scale=model.head_dim**-0.5)
-    return ModelRunner(build_decoder(model, weights), kv, backend, Sampler())
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
@@ -69,7 +109,9 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def cache_address(config: EngineConfig, model: ModelConfig) -> bytes:
+def cache_address(
+    config: EngineConfig, model: ModelConfig, ranks: RankGroup = SINGLE_RANK
+) -> bytes:
     """What the bytes of a cached block depend on besides its tokens, as 32 bytes."""
     dtype = resolve_dtype(config.dtype, model.dtype, config.device)
     parts = (
@@ -77,6 +119,7 @@ def cache_address(config: EngineConfig, model: ModelConfig) -> bytes:
         str(dtype),
         str(config.cache.block_size),
         str(CACHE_LAYOUT_VERSION),
+        f"rank {ranks.rank} of {ranks.size}",
     )
     return hashlib.sha256("\0".join(parts).encode()).digest()
 

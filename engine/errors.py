@@ -8,6 +8,7 @@ EngineError
 ├── UnsupportedModel         a checkpoint this engine cannot run; says what to do
 ├── CheckpointError          a weight is missing, misshapen or not finite; names file and tensor
 ├── CacheTooSmall            the KV pool cannot hold one sequence of the context length
+├── RankLost                 another rank of the group is dead or silent; the group must end
 ├── EngineStopped            the step loop ended; carries the reason
 └── IntegrityError           our own bookkeeping contradicts itself (a bug, never a user's fault)
 """
@@ -43,6 +44,10 @@ class CheckpointError(EngineError):
 
 class CacheTooSmall(EngineError):
     """The KV pool cannot hold one sequence of the context length."""
+
+
+class RankLost(EngineError):
+    """Another rank of this engine is dead or silent, and none can go on without it."""
 
 
 class EngineStopped(EngineError):

@@ -1,14 +1,36 @@
-"""ScheduledBatch -> the tensors of one step. Rows are regrouped so that every span is a slice."""
+"""The chunks of a step -> its tensors. Rows are regrouped so that every span is a slice."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 import torch
 
-from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
+
+class Chunk(Protocol):
+    """New tokens of one sequence, at positions [start, end): a ScheduledSequence on rank 0, on the
+    other ranks what they were told of it. `block_table` covers them at least."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def num_new_tokens(self) -> int: ...
+    @property
+    def new_token_ids(self) -> Items[int]: ...
+    @property
+    def block_table(self) -> list[int]: ...
+    @property
+    def samples(self) -> bool: ...
+
+
+class Chunks(Protocol):
+    @property
+    def scheduled(self) -> Items[Chunk]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +55,7 @@ class QuerySpan:
 
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
-    """`sampled_rows` follows `batch.sampling`, whatever the order of the rows."""
+    """`sampled_rows` follows the chunks that sample, whatever the order of the rows."""
 
     input_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
@@ -42,21 +64,22 @@ class ModelInputs:
     sampled_rows: torch.Tensor  # [num_sampled] int64
 
 
-def build_inputs(batch: ScheduledBatch, block_size: int, device: torch.device) -> ModelInputs:
-    groups = _group(batch.scheduled, block_size)
+def build_inputs(batch: Chunks, block_size: int, device: torch.device) -> ModelInputs:
     input_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     spans: list[QuerySpan] = []
-    last_rows: dict[str, int] = {}
-    for group in groups:
-        spans.append(_build_span(group, len(input_ids), block_size, device))
-        for entry in group:
-            input_ids += entry.sequence.token_ids[entry.start : entry.end]
-            positions += range(entry.start, entry.end)
-            slots += _slots(entry, block_size)
-            last_rows[entry.sequence.seq_id] = len(input_ids) - 1
-    sampled_rows = [last_rows[entry.sequence.seq_id] for entry in batch.sampling]
+    last_rows: dict[int, int] = {}  # of chunks, by their place in the batch
+    for group in _group(batch.scheduled, block_size):
+        spans.append(_build_span([chunk for _, chunk in group], len(input_ids), block_size, device))
+        for index, chunk in group:
+            input_ids += chunk.new_token_ids
+            positions += range(chunk.start, chunk.end)
+            slots += _slots(chunk, block_size)
+            last_rows[index] = len(input_ids) - 1
+    sampled_rows = [
+        last_rows[index] for index, chunk in enumerate(batch.scheduled) if chunk.samples
+    ]
 
     def to_tensor(numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=device)
@@ -70,41 +93,42 @@ def build_inputs(batch: ScheduledBatch, block_size: int, device: torch.device) -
     )
 
 
-def _group(scheduled: Items[ScheduledSequence], block_size: int) -> list[list[ScheduledSequence]]:
-    """Single tokens by the power of two of their blocks, so that padding at most doubles the
-    blocks read; every longer chunk alone."""
+def _group(scheduled: Items[Chunk], block_size: int) -> list[list[tuple[int, Chunk]]]:
+    """The chunks with their places in the batch: single tokens by the power of two of their
+    blocks, so that padding at most doubles the blocks read; every longer chunk alone."""
 
-    def size_class(entry: ScheduledSequence) -> int:
-        return _num_blocks(entry, block_size).bit_length()
+    def size_class(entry: tuple[int, Chunk]) -> int:
+        return _num_blocks(entry[1], block_size).bit_length()
 
-    singles = sorted((entry for entry in scheduled if entry.num_new_tokens == 1), key=size_class)
+    entries = list(enumerate(scheduled))
+    singles = sorted((entry for entry in entries if entry[1].num_new_tokens == 1), key=size_class)
     groups = [list(group) for _, group in groupby(singles, key=size_class)]
-    return groups + [[entry] for entry in scheduled if entry.num_new_tokens > 1]
+    return groups + [[entry] for entry in entries if entry[1].num_new_tokens > 1]
 
 
-def _num_blocks(entry: ScheduledSequence, block_size: int) -> int:
-    return -(-entry.end // block_size)
+def _num_blocks(chunk: Chunk, block_size: int) -> int:
+    return -(-chunk.end // block_size)
 
 
-def _slots(entry: ScheduledSequence, block_size: int) -> list[int]:
-    table = entry.sequence.block_table
+def _slots(chunk: Chunk, block_size: int) -> list[int]:
+    table = chunk.block_table
     return [
         table[position // block_size] * block_size + position % block_size
-        for position in range(entry.start, entry.end)
+        for position in range(chunk.start, chunk.end)
     ]
 
 
 def _build_span(
-    group: Items[ScheduledSequence], start: int, block_size: int, device: torch.device
+    group: Items[Chunk], start: int, block_size: int, device: torch.device
 ) -> QuerySpan:
-    max_num_blocks = max(_num_blocks(entry, block_size) for entry in group)
+    max_num_blocks = max(_num_blocks(chunk, block_size) for chunk in group)
     tables = []
-    for entry in group:
-        used = entry.sequence.block_table[: _num_blocks(entry, block_size)]
+    for chunk in group:
+        used = chunk.block_table[: _num_blocks(chunk, block_size)]
         tables.append(used + [0] * (max_num_blocks - len(used)))
     return QuerySpan(
         start=start,
         query_len=group[0].num_new_tokens,
         block_tables=torch.tensor(tables, dtype=torch.int64, device=device),
-        context_lens=torch.tensor([entry.end for entry in group], dtype=torch.int64, device=device),
+        context_lens=torch.tensor([chunk.end for chunk in group], dtype=torch.int64, device=device),
     )

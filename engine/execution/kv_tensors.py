@@ -44,6 +44,10 @@ class KVTensors:
     def block_size(self) -> int:
         return self.keys[0].shape[1]
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.itemsize for tensor in (*self.keys, *self.values))
+
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block: keys and values of all layers."""

@@ -1,11 +1,12 @@
 """One rank's step: inputs, forward, sampling."""
 
+from collections.abc import Sequence as Items
 from functools import partial
 
 import torch
 
 from engine.execution.attention import AttentionBackend
-from engine.execution.inputs import build_inputs
+from engine.execution.inputs import Chunks, build_inputs
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.sampler import Sampler
 from engine.models.decoder import Decoder
@@ -15,7 +16,11 @@ from engine.scheduling.batch import ScheduledBatch
 
 
 class ModelRunner:
-    """Owns weights and KV cache. Not thread-safe: one step at a time."""
+    """Owns the weights and the KV cache of one rank. Not thread-safe: one step at a time.
+
+    With several ranks, `execute` on rank 0 returns when the others have called `follow` for the
+    same step. Both raise RankLost.
+    """
 
     def __init__(
         self, decoder: Decoder, kv: KVTensors, backend: AttentionBackend, sampler: Sampler
@@ -37,16 +42,40 @@ class ModelRunner:
     def block_size(self) -> int:
         return self._kv.block_size
 
+    @property
+    def weight_bytes(self) -> int:
+        return self._decoder.weights.num_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._kv.num_bytes
+
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         """Store the KV of every scheduled token; one token for each of `batch.sampling`."""
         sequences = [entry.sequence for entry in batch.sampling]
-        return self._sampler.sample(self.forward(batch), sequences)
+        sampled = self._sampler.sample(self.forward(batch), sequences)
+        if sequences and self._decoder.ranks.size > 1:
+            self._decoder.ranks.broadcast(self._ids(sampled.token_ids))
+        return sampled
 
     @torch.inference_mode()
-    def forward(self, batch: ScheduledBatch) -> torch.Tensor:
-        """Raw logits [num_sampled, vocab_size] float32, in the order of `batch.sampling`."""
+    def follow(self, batch: Chunks) -> list[int]:
+        """Another rank's part of `execute`: the token ids that rank 0 sampled."""
+        num_sampled = sum(chunk.samples for chunk in batch.scheduled)
+        self.forward(batch)
+        if not num_sampled:
+            return []
+        return self._decoder.ranks.broadcast(self._ids([0] * num_sampled)).tolist()
+
+    @torch.inference_mode()
+    def forward(self, batch: Chunks) -> torch.Tensor:
+        """Raw logits [num_sampled, vocab_size] float32, in the order of the chunks that sample;
+        whole on rank 0 only."""
         inputs = build_inputs(batch, self.block_size, self._decoder.weights.device)
         attend = partial(self._backend.attend, metadata=self._backend.prepare(inputs))
         hidden = self._decoder.forward(inputs.input_ids, inputs.positions, attend)
         return self._decoder.logits(hidden.index_select(0, inputs.sampled_rows))
+
+    def _ids(self, token_ids: Items[int]) -> torch.Tensor:
+        return torch.tensor(token_ids, dtype=torch.int64, device=self._decoder.weights.device)

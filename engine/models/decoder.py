@@ -1,4 +1,8 @@
-"""The decoder: embedding, layers, final norm, logits. Plain tensors, driven by ModelConfig."""
+"""The decoder: embedding, layers, final norm, logits. Plain tensors, driven by ModelConfig.
+
+A rank computes its own heads, its own part of the MLP and of the vocabulary; what flows between
+layers is whole on every rank.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +11,9 @@ import torch
 
 from engine.models.model_config import ModelConfig
 from engine.models.rope import Rope, build_rope
+from engine.models.shard import Span, shard_of
 from engine.models.weights import DecoderWeights, LayerWeights
+from engine.ranks.group import SINGLE_RANK, RankGroup
 from kernels.linear.api import linear
 from kernels.rms_norm.api import rms_norm
 from kernels.rotary.api import rotary
@@ -20,9 +26,13 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
+    """`config` counts the heads of this rank."""
+
     config: ModelConfig
     weights: DecoderWeights
     rope: Rope
+    ranks: RankGroup
+    vocabulary: Span
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
@@ -30,18 +40,28 @@ class Decoder:
         """input_ids, positions [num_tokens] int64 -> hidden [num_tokens, hidden_size]."""
         weights = self.weights
         cos, sin = self.rope.cos_sin(positions, weights.dtype)
-        hidden = weights.embedding.index_select(0, input_ids)
+        hidden = self._embed(input_ids)
         for index, layer in enumerate(weights.layers):
             query, key, value = self._project(layer, hidden, cos, sin)
             attended = attend(index, query, key, value)
-            hidden += linear(attended.flatten(1), layer.output)
-            hidden += self._mlp(layer, hidden)
+            hidden += self.ranks.all_reduce(linear(attended.flatten(1), layer.output))
+            hidden += self.ranks.all_reduce(self._mlp(layer, hidden))
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size]."""
+        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size] on rank 0, on the
+        others the columns of their own part of the vocabulary."""
         normed = rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps)
-        return linear(normed, self.weights.lm_head).float()
+        columns = self.ranks.gather_columns(linear(normed, self.weights.lm_head))
+        return columns[:, : self.config.vocab_size].float()
+
+    def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        if self.vocabulary.is_whole:
+            return self.weights.embedding.index_select(0, input_ids)
+        rows = input_ids - self.vocabulary.start
+        is_foreign = (rows < 0) | (rows >= self.vocabulary.num_held)
+        embedded = self.weights.embedding.index_select(0, rows.masked_fill(is_foreign, 0))
+        return self.ranks.all_reduce(embedded.masked_fill_(is_foreign[:, None], 0.0))
 
     def _project(
         self, layer: LayerWeights, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -67,6 +87,11 @@ class Decoder:
         return linear(silu_mul(linear(normed, layer.gate_up)), layer.down)
 
 
-def build_decoder(config: ModelConfig, weights: DecoderWeights) -> Decoder:
+def build_decoder(
+    config: ModelConfig, weights: DecoderWeights, ranks: RankGroup = SINGLE_RANK
+) -> Decoder:
+    """`config` is the whole model's, `weights` are the rank's."""
+    shard = shard_of(config, ranks)
     rope = build_rope(config.rope, config.head_dim)
-    return Decoder(config, weights, Rope(rope.inverse_frequencies.to(weights.device), rope.scaling))
+    rope = Rope(rope.inverse_frequencies.to(weights.device), rope.scaling)
+    return Decoder(shard.local, weights, rope, ranks, shard.vocabulary)

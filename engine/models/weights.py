@@ -1,7 +1,7 @@
-"""Safetensors files of a folder -> the decoder's fused weights, checked tensor by tensor.
+"""Safetensors files of a folder -> one rank's fused weights, checked tensor by tensor.
 
-`Checkpoint.read_into` is the one place where a checkpoint's tensor meets its destination: a rank's
-shard will be a slice of the tensor taken there.
+`Checkpoint.read_into` is the one place where a checkpoint's tensor meets its destination: what a
+rank does not hold is never read.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError, UnsupportedModel
 from engine.models.model_config import DTYPES, ModelConfig
+from engine.models.shard import Shard, Span, shard_of, whole
+from engine.ranks.group import SINGLE_RANK, RankGroup
 from kernels.linear.api import PackedLinear, pack_linear
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -42,7 +44,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    embedding: torch.Tensor  # [vocab_size, hidden_size]
+    embedding: torch.Tensor  # [vocabulary of the rank, hidden_size]
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     lm_head: PackedLinear
@@ -54,6 +56,22 @@ class DecoderWeights:
     @property
     def device(self) -> torch.device:
         return self.embedding.device
+
+    @property
+    def num_bytes(self) -> int:
+        """What the rank's weights take; a head that is the embedding itself counts once."""
+        fields = [self.embedding, self.final_norm, *_parts(self.lm_head)]
+        for layer in self.layers:
+            for name in layer.__slots__:
+                fields += _parts(getattr(layer, name))
+        distinct = {id(tensor): tensor for tensor in fields}
+        return sum(tensor.numel() * tensor.itemsize for tensor in distinct.values())
+
+
+def _parts(weight: torch.Tensor | PackedLinear | None) -> list[torch.Tensor]:
+    if isinstance(weight, PackedLinear):
+        return [weight.weight] if weight.bias is None else [weight.weight, weight.bias]
+    return [] if weight is None else [weight]
 
 
 def resolve_dtype(requested: str, checkpoint_dtype: str, device: str) -> torch.dtype:
@@ -88,77 +106,79 @@ def find_weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def load_weights(
-    folder: Path, config: ModelConfig, dtype: torch.dtype, device: str = "cpu"
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    ranks: RankGroup = SINGLE_RANK,
 ) -> DecoderWeights:
-    """Raises CheckpointError naming file and tensor."""
+    """This rank's shard. Raises CheckpointError naming file and tensor, UnsupportedModel."""
+    shard, hidden = shard_of(config, ranks), whole(config.hidden_size)
     with Checkpoint(find_weight_files(folder), dtype, device) as checkpoint:
-        embedding = checkpoint.read(
-            "model.embed_tokens.weight", (config.vocab_size, config.hidden_size)
-        )
+        embedding = checkpoint.read("model.embed_tokens.weight", shard.vocabulary, hidden)
         weights = DecoderWeights(
             embedding=embedding,
-            layers=tuple(_load_layer(checkpoint, config, i) for i in range(config.num_layers)),
-            final_norm=checkpoint.read("model.norm.weight", (config.hidden_size,)),
-            lm_head=_load_lm_head(checkpoint, config, embedding),
+            layers=tuple(_load_layer(checkpoint, shard, i) for i in range(config.num_layers)),
+            final_norm=checkpoint.read("model.norm.weight", hidden),
+            lm_head=_load_lm_head(checkpoint, shard, embedding),
         )
         checkpoint.refuse_unread()
     return weights
 
 
-def _load_layer(checkpoint: Checkpoint, config: ModelConfig, index: int) -> LayerWeights:
-    prefix = f"model.layers.{index}"
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+def _load_layer(checkpoint: Checkpoint, shard: Shard, index: int) -> LayerWeights:
+    prefix, config = f"model.layers.{index}", shard.local
+    hidden = whole(config.hidden_size)
     qkv = [
-        (f"{prefix}.self_attn.{name}_proj", size)
-        for name, size in (("q", q_size), ("k", kv_size), ("v", kv_size))
+        (f"{prefix}.self_attn.{name}_proj", rows)
+        for name, rows in (("q", shard.query), ("k", shard.key_value), ("v", shard.key_value))
     ]
-    gate_up = [(f"{prefix}.mlp.gate_proj", inner), (f"{prefix}.mlp.up_proj", inner)]
+    gate_up = [(f"{prefix}.mlp.{name}_proj", shard.inner) for name in ("gate", "up")]
     has_qk_norm = config.architecture.has_qk_norm
 
     def read_qk_norm(name: str) -> torch.Tensor | None:
         path = f"{prefix}.self_attn.{name}.weight"
-        return checkpoint.read(path, (config.head_dim,)) if has_qk_norm else None
+        return checkpoint.read(path, whole(config.head_dim)) if has_qk_norm else None
 
     return LayerWeights(
-        input_norm=checkpoint.read(f"{prefix}.input_layernorm.weight", (hidden,)),
+        input_norm=checkpoint.read(f"{prefix}.input_layernorm.weight", hidden),
         qkv=_load_linear(checkpoint, qkv, hidden, has_bias=config.architecture.has_qkv_bias),
         q_norm=read_qk_norm("q_norm"),
         k_norm=read_qk_norm("k_norm"),
-        output=_load_linear(checkpoint, [(f"{prefix}.self_attn.o_proj", hidden)], q_size),
-        post_attention_norm=checkpoint.read(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
+        output=_load_linear(checkpoint, [(f"{prefix}.self_attn.o_proj", hidden)], shard.query),
+        post_attention_norm=checkpoint.read(f"{prefix}.post_attention_layernorm.weight", hidden),
         gate_up=_load_linear(checkpoint, gate_up, hidden),
-        down=_load_linear(checkpoint, [(f"{prefix}.mlp.down_proj", hidden)], inner),
+        down=_load_linear(checkpoint, [(f"{prefix}.mlp.down_proj", hidden)], shard.inner),
     )
 
 
 def _load_linear(
     checkpoint: Checkpoint,
-    parts: Sequence[tuple[str, int]],
-    in_size: int,
+    parts: Sequence[tuple[str, Span]],
+    columns: Span,
     *,
     has_bias: bool = False,
 ) -> PackedLinear:
-    """Stacks the `parts` (name, out_size) along their outputs."""
-    out_size = sum(size for _, size in parts)
-    weight = checkpoint.allocate((out_size, in_size))
+    """Stacks the `parts` (name, rows) along their outputs."""
+    out_size = sum(rows.size for _, rows in parts)
+    weight = checkpoint.allocate((out_size, columns.size))
     bias = checkpoint.allocate((out_size,)) if has_bias else None
     start = 0
-    for name, size in parts:
-        checkpoint.read_into(f"{name}.weight", weight[start : start + size])
+    for name, rows in parts:
+        end = start + rows.size
+        checkpoint.read_into(f"{name}.weight", weight[start:end], rows, columns)
         if bias is not None:
-            checkpoint.read_into(f"{name}.bias", bias[start : start + size])
-        start += size
+            checkpoint.read_into(f"{name}.bias", bias[start:end], rows)
+        start = end
     return pack_linear(weight, bias)
 
 
-def _load_lm_head(
-    checkpoint: Checkpoint, config: ModelConfig, embedding: torch.Tensor
-) -> PackedLinear:
-    if config.tie_embeddings:
+def _load_lm_head(checkpoint: Checkpoint, shard: Shard, embedding: torch.Tensor) -> PackedLinear:
+    if shard.local.tie_embeddings:
         checkpoint.ignore("lm_head.weight")  # some writers store the tied copy as well
         return pack_linear(embedding)
-    return _load_linear(checkpoint, [("lm_head", config.vocab_size)], config.hidden_size)
+    hidden = whole(shard.local.hidden_size)
+    return _load_linear(checkpoint, [("lm_head", shard.vocabulary)], hidden)
 
 
 class Checkpoint:
@@ -194,14 +214,15 @@ class Checkpoint:
     def allocate(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        destination = self.allocate(shape)
-        self.read_into(name, destination)
+    def read(self, name: str, *spans: Span) -> torch.Tensor:
+        destination = self.allocate(tuple(span.size for span in spans))
+        self.read_into(name, destination, *spans)
         return destination
 
-    def read_into(self, name: str, destination: torch.Tensor) -> None:
-        """Raises CheckpointError when the tensor is missing, misshapen or not finite."""
-        shape = list(destination.shape)
+    def read_into(self, name: str, destination: torch.Tensor, *spans: Span) -> None:
+        """`spans`, one a dimension, say which part of the tensor; the rest of the destination
+        becomes zero. Raises CheckpointError when it is missing, misshapen or not finite."""
+        shape = [span.total for span in spans]
         if name not in self._readers:
             listed = ", ".join(file.name for file in self._files)
             raise CheckpointError(
@@ -215,7 +236,7 @@ class Checkpoint:
                 f"{file}: tensor {name} must have shape {shape}, found {found}; "
                 "the file does not belong to this config.json"
             )
-        destination.copy_(reader.get_tensor(name))
+        _copy_part(reader, name, destination, spans)
         # One pass without a boolean copy: any NaN or infinity survives the sum.
         if not destination.sum(dtype=torch.float32).isfinite():
             raise CheckpointError(
@@ -234,3 +255,14 @@ class Checkpoint:
                     f"{file}: unexpected tensor {name}; "
                     "the file does not belong to this config.json"
                 )
+
+
+def _copy_part(reader: Any, name: str, destination: torch.Tensor, spans: Sequence[Span]) -> None:
+    if all(span.is_whole for span in spans):
+        destination.copy_(reader.get_tensor(name))
+        return
+    if any(span.num_held < span.size for span in spans):
+        destination.zero_()
+    if all(span.num_held for span in spans):
+        part = reader.get_slice(name)[tuple(slice(span.start, span.stop) for span in spans)]
+        destination[tuple(slice(span.num_held) for span in spans)].copy_(part)
