@@ -17,6 +17,7 @@ class Outcome:
     usage: Usage
     reason: FinishReason | None = None
     is_exact: bool = False
+    backend: str = "local"
 
 
 @dataclass(slots=True)
@@ -30,6 +31,10 @@ class RequestAccount:
     principal: Principal | None = None
     model: str = ""
     is_stream: bool = False
+    backend: str = ""  # the one asked last, where routes decide
+    num_attempts: int = 0  # requests sent to upstreams
+    upstream_request_id: str | None = None
+    is_admitted: bool = False
     admission: Admission | None = None
     error_code: str | None = None
     first_token_s: float | None = None

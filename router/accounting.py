@@ -42,18 +42,33 @@ class Accounting:
         return self._teams[account.principal.team]
 
     async def admit(self, account: RequestAccount, requests: list[GenerationRequest]) -> None:
-        """Reserve what `requests` may cost. Raises PermissionDenied, RateLimited and
-        LimiterUnavailable; then nothing is reserved."""
+        """Reserve what `requests` may cost the local engine; nothing when the request has been
+        admitted."""
         team = self.team_of(account)
-        if not team.may_use(requests[0].model):
-            raise PermissionDenied(f"team {team.name} may not use model {requests[0].model}")
+        if not team.may_reach("local"):
+            raise PermissionDenied(f"team {team.name} may not reach the local backend")
+        await self.reserve(
+            account,
+            requests[0].model,
+            sum(len(request.prompt_token_ids) for request in requests),
+            sum(est_output_tokens(request.sampling.max_tokens) for request in requests),
+        )
+
+    async def reserve(
+        self, account: RequestAccount, model: str, prompt_tokens: int, output_tokens: int
+    ) -> None:
+        """Once for each request, whichever backends it goes to. Raises PermissionDenied,
+        RateLimited and LimiterUnavailable; then nothing is reserved."""
+        if account.is_admitted:
+            return
+        team = self.team_of(account)
+        if not team.may_use(model):
+            raise PermissionDenied(f"team {team.name} may not use model {model}")
+        account.is_admitted = True
         if self._limiter is None:
             return
         admission = await self._limiter.admit(
-            account.request_id,
-            team,
-            sum(len(request.prompt_token_ids) for request in requests),
-            sum(est_output_tokens(request.sampling.max_tokens) for request in requests),
+            account.request_id, team, prompt_tokens, output_tokens
         )
         account.admission = admission
         if not admission.is_allowed:
@@ -69,7 +84,9 @@ class Accounting:
         self._write(record_of(account, status))
         if account.admission is not None and account.admission.is_allowed:
             await self._settle(account.request_id, self.team_of(account), account.num_tokens)
-        await self._acknowledge(list(account.generations))
+        await self._acknowledge(
+            [each for each, outcome in account.generations.items() if outcome.backend == "local"]
+        )
 
     async def sweep(self) -> None:
         """Keep the leases of long requests alive and adopt orphans, until cancelled."""

@@ -15,12 +15,14 @@ from starlette.types import ASGIApp
 from router.accounting import Accounting
 from router.audit import AuditSink, LogSink
 from router.backends.base import Backend
+from router.backends.dispatch import Dispatcher
+from router.backends.pool import BackendPool
 from router.catalog import Catalog
 from router.config import RouterConfig
 from router.console_routes import CONSOLE_ROUTES
 from router.dialect import error_response
 from router.endpoints import Endpoints
-from router.errors import MethodNotAllowed, NotFound, RouterError
+from router.errors import MethodNotAllowed, NotFound, RouterError, UpstreamRefusal
 from router.guard import Guard
 from router.identity import KeyRing
 from router.limits.fair_queue import FairQueue
@@ -44,16 +46,20 @@ def create_app(
     limiter: TeamLimiter | None = None,
     ip_limit: IpLimit | None = None,
     limits_of: LimitsOf | None = None,
+    pool: BackendPool | None = None,
 ) -> ASGIApp:
     """Teams of `keys` that are not among `teams` have no limits. Without a `sink` the audit goes to
-    the log; without limiters nothing is limited."""
+    the log; without limiters nothing is limited; without a `pool` all models are local."""
     by_name = {name: Team(name) for name in keys.teams} | {team.name: team for team in teams}
     metrics = RouterMetrics()
     accounting = Accounting(by_name, backend, sink or LogSink(), limiter)
     queue = FairQueue(config.max_running_requests)
     pipeline = Pipeline(catalog, backend, metrics, accounting, queue)
-    endpoints = Endpoints(pipeline, keys, config, ip_limit)
-    status = StatusEndpoint(catalog, backend, endpoints.authenticate, limits_of)
+    pool = pool or BackendPool([])
+    for counter in (pool.requests, pool.fallbacks, pool.rejections):
+        metrics.registry.register(counter)
+    endpoints = Endpoints(pipeline, Dispatcher(pool, pipeline), keys, config, ip_limit)
+    status = StatusEndpoint(catalog, backend, endpoints.authenticate, limits_of, pool.status)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncGenerator[None, None]:
@@ -61,6 +67,7 @@ def create_app(
         yield
         sweeping.cancel()
         await asyncio.gather(sweeping, return_exceptions=True)
+        await pool.close()
 
     app = Starlette(
         routes=_routes(endpoints, status),
@@ -91,6 +98,8 @@ def _answer_error(request: Request, exc: Exception) -> Response:
     error = cast("RouterError", exc)
     if request.state.account is not None:
         request.state.account.error_code = error.anthropic_type
+    if isinstance(error, UpstreamRefusal):
+        return Response(error.content, error.upstream_status, media_type=error.content_type)
     return error_response(request.scope, error)
 
 

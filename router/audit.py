@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """`cached_tokens` are part of `prompt_tokens`. Of several completions, the sums.
+    """`cached_tokens` are part of `prompt_tokens`, `reasoning_tokens` of `completion_tokens`. Of
+    several completions, the sums. `num_attempts` counts what was sent to upstreams.
 
     `is_exact` False: a generation broke before its backend could count it; such records stay out
     of the sums. `is_orphan`: its router died, and another one wrote this from the engine's journal;
@@ -44,6 +45,9 @@ class AuditRecord:
     duration_ms: float | None = None
     finish_reasons: tuple[str, ...] = ()
     error_code: str | None = None
+    reasoning_tokens: int = 0
+    num_attempts: int = 0
+    upstream_request_id: str | None = None
 
 
 class AuditSink(Protocol):
@@ -85,7 +89,7 @@ def record_of(account: RequestAccount, status: int | None) -> AuditRecord:
         dialect=account.dialect,
         route=account.route,
         model=account.model,
-        backend="local" if outcomes else "",
+        backend=account.backend or ("local" if outcomes else ""),
         status=status,
         prompt_tokens=sum(outcome.usage.prompt_tokens for outcome in outcomes),
         cached_tokens=sum(outcome.usage.cached_tokens for outcome in outcomes),
@@ -97,6 +101,9 @@ def record_of(account: RequestAccount, status: int | None) -> AuditRecord:
         duration_ms=_ms_since(account.started_s, time.monotonic()),
         finish_reasons=tuple(o.reason.value for o in outcomes if o.reason is not None),
         error_code=account.error_code,
+        reasoning_tokens=sum(outcome.usage.reasoning_tokens for outcome in outcomes),
+        num_attempts=account.num_attempts,
+        upstream_request_id=account.upstream_request_id,
     )
 
 

@@ -1,18 +1,20 @@
 """The routes: each reads a body, asks the pipeline, and encodes the answer in its dialect."""
 
 import contextlib
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from router.account import RequestAccount
+from router.backends.dispatch import Dispatcher
 from router.body import read_body
+from router.call import ClaudeCall, ClientCall, OpenAICall
+from router.capabilities import Capability
 from router.catalog import ServedModel
-from router.chat import ChatRequest
 from router.config import RouterConfig
 from router.console_routes import accepts_page, console_page
 from router.dialect import dialect_of
@@ -21,19 +23,19 @@ from router.identity import KeyRing, Principal
 from router.limits.ip_limit import IpLimit, client_ip
 from router.pipeline import Pipeline
 from router.protocols.anthropic import encode as anthropic
-from router.protocols.anthropic.parse import parse_count_tokens, parse_messages
-from router.protocols.base import StreamEncoder
 from router.protocols.openai import encode as openai
-from router.protocols.openai.parse import parse_chat
+from router.routes import Route
 from router.sse.codec import encode_event
 from router.sse.response import EventStream, until_disconnected
 
+_EPOCH = datetime.fromtimestamp(0, UTC)  # the date of a model that is not ours to date
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; logs and metrics do
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
     pipeline: Pipeline
+    dispatcher: Dispatcher
     keys: KeyRing
     config: RouterConfig
     ip_limit: IpLimit | None = None
@@ -41,45 +43,31 @@ class Endpoints:
     async def messages(self, request: Request) -> Response | EventStream:
         account = await self._account(request)
         version = _anthropic_version(request)
-        chat = parse_messages(await self._body(request), version)
-        message_id = account.request_id.replace("req_", "msg_", 1)
-        if chat.stream:
-            return self._stream(chat, account, anthropic.MessageStream(message_id, chat.model))
-        completions = await until_disconnected(
-            request.receive, self.pipeline.complete(chat, account)
-        )
-        if completions is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return JSONResponse(anthropic.message_body(message_id, chat.model, completions[0]))
+        content, headers = await self._body(request), dict(request.headers)
+        call = ClaudeCall(account.request_id, content, headers, _query(request), version)
+        return await self._answer(request, call, account)
+
+    async def chat_completions(self, request: Request) -> Response | EventStream:
+        account = await self._account(request)
+        content, headers = await self._body(request), dict(request.headers)
+        call = OpenAICall(account.request_id, content, headers)
+        return await self._answer(request, call, account)
 
     async def count_tokens(self, request: Request) -> Response:
         account = await self._account(request)
         version = _anthropic_version(request)
-        chat = parse_count_tokens(await self._body(request), version)
-        account.model = chat.model
-        return JSONResponse(anthropic.count_tokens_body(await self.pipeline.count_tokens(chat)))
-
-    async def chat_completions(self, request: Request) -> Response | EventStream:
-        account = await self._account(request)
-        chat = parse_chat(await self._body(request))
-        completion_id = account.request_id.replace("req_", "chatcmpl-", 1)
-        created = int(time.time())
-        if chat.stream:
-            encoder = openai.ChatCompletionStream(
-                completion_id, chat.model, created, chat.num_completions, chat.include_usage
-            )
-            return self._stream(chat, account, encoder)
-        completions = await until_disconnected(
-            request.receive, self.pipeline.complete(chat, account)
-        )
-        if completions is None:
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return JSONResponse(openai.completion_body(completion_id, chat.model, created, completions))
+        content, headers = await self._body(request), dict(request.headers)
+        call = ClaudeCall(account.request_id, content, headers, _query(request), version, True)
+        route = self.dispatcher.route_of(call)
+        if route is not None:
+            return await self.dispatcher.count_tokens(route, call, account)
+        account.model = call.chat.model
+        num_tokens = await self.pipeline.count_tokens(call.chat)
+        return JSONResponse(anthropic.count_tokens_body(num_tokens))
 
     async def models(self, request: Request) -> Response:
         await self.authenticate(request)
-        catalog = self.pipeline.catalog
-        cards = [(name, catalog.resolve(name)) for name in catalog.names]
+        cards = [(name, self._model(name)) for name in self._names()]
         if dialect_of(request.url.path, request.headers) == "openai":
             return JSONResponse(openai.model_list_body([_openai_card(*card) for card in cards]))
         return JSONResponse(
@@ -89,7 +77,7 @@ class Endpoints:
     async def model(self, request: Request) -> Response:
         await self.authenticate(request)
         name = request.path_params["model_id"]
-        card = (name, self.pipeline.catalog.resolve(name))
+        card = (name, self._model(name))
         if dialect_of(request.url.path, request.headers) == "openai":
             return JSONResponse(_openai_card(*card))
         return JSONResponse(_anthropic_card(*card))
@@ -99,7 +87,7 @@ class Endpoints:
         await self._count_address(request)
         if accepts_page(request.headers):
             return console_page(request)
-        body = {"name": "flashray", "models": list(self.pipeline.catalog.names)}
+        body = {"name": "flashray", "models": list(self._names())}
         return JSONResponse(body, headers={"vary": "accept"})
 
     async def healthz(self, _request: Request) -> Response:
@@ -117,6 +105,15 @@ class Endpoints:
         return Response(
             self.pipeline.metrics.render(status), media_type="text/plain; version=0.0.4"
         )
+
+    def _names(self) -> tuple[str, ...]:
+        """Served models, their aliases, then what only routes name."""
+        served, routed = self.pipeline.catalog.names, self.dispatcher.pool.table.names
+        return (*served, *(name for name in routed if name not in served))
+
+    def _model(self, name: str) -> ServedModel | Route:
+        """Raises ModelNotFound."""
+        return self.dispatcher.pool.table.find(name) or self.pipeline.catalog.resolve(name)
 
     async def authenticate(self, request: Request) -> Principal:
         """Raises AuthenticationFailed; RateLimited for an address that keeps guessing."""
@@ -143,27 +140,48 @@ class Endpoints:
         trusted = self.config.trusted_proxies
         await self.ip_limit.check(client_ip(request.client.host, forwarded_for, trusted))
 
+    async def _answer(
+        self, request: Request, call: ClientCall, account: RequestAccount
+    ) -> Response | EventStream:
+        """By the route of the model, or by the local engine where there is none."""
+        route = self.dispatcher.route_of(call)
+        if route is None:
+            if call.chat.stream:
+                return self._stream(self._frames(call, account), call, account)
+            work = self._whole(call, account)
+        elif call.body.is_stream:
+            return self._stream(self.dispatcher.frames(route, call, account), call, account)
+        else:
+            work = self.dispatcher.answer(route, call, account)
+        answer = await until_disconnected(request.receive, work)
+        return Response(status_code=CLIENT_CLOSED_REQUEST) if answer is None else answer
+
     def _stream(
-        self, chat: ChatRequest, account: RequestAccount, encoder: StreamEncoder
+        self, frames: AsyncGenerator[bytes, None], call: ClientCall, account: RequestAccount
     ) -> EventStream:
         def encode_error(error: RouterError) -> bytes:
             account.error_code = error.anthropic_type
-            return b"".join(map(encode_event, encoder.error(error)))
+            return call.error_frame(error)
 
-        return EventStream(
-            self._frames(chat, account, encoder),
-            keep_alive_s=self.config.keep_alive_s,
-            encode_error=encode_error,
-        )
+        return EventStream(frames, keep_alive_s=self.config.keep_alive_s, encode_error=encode_error)
+
+    async def _whole(self, call: ClientCall, account: RequestAccount) -> Response:
+        return JSONResponse(call.answer(await self.pipeline.complete(call.chat, account)))
 
     async def _frames(
-        self, chat: ChatRequest, account: RequestAccount, encoder: StreamEncoder
+        self, call: ClientCall, account: RequestAccount
     ) -> AsyncGenerator[bytes, None]:
-        running = await self.pipeline.start(chat, account)
+        encoder = call.encoder()
+        running = await self.pipeline.start(call.chat, account)
         async with contextlib.aclosing(running.events()) as events:
             async for choice, event in events:
                 if frame := b"".join(map(encode_event, encoder.encode(choice, event))):
                     yield frame
+
+
+def _query(request: Request) -> str:
+    """The one parameter that an upstream is told: older SDKs mark beta requests with it."""
+    return "beta=true" if request.query_params.get("beta") == "true" else ""
 
 
 def _anthropic_version(request: Request) -> str:
@@ -173,7 +191,11 @@ def _anthropic_version(request: Request) -> str:
     return version
 
 
-def _anthropic_card(name: str, model: ServedModel) -> dict[str, Any]:
+def _anthropic_card(name: str, model: ServedModel | Route) -> dict[str, Any]:
+    if isinstance(model, Route):
+        can = frozenset(Capability)
+        max_input_tokens, max_tokens = model.max_input_tokens, model.max_tokens
+        return anthropic.model_body(name, name, _EPOCH, max_input_tokens, max_tokens, can)
     display_name = model.display_name if name == model.id else f"{model.display_name} ({name})"
     return anthropic.model_body(
         name,
@@ -185,8 +207,9 @@ def _anthropic_card(name: str, model: ServedModel) -> dict[str, Any]:
     )
 
 
-def _openai_card(name: str, model: ServedModel) -> dict[str, Any]:
-    return openai.model_body(name, int(model.created_at.timestamp()), owned_by="flashray")
+def _openai_card(name: str, model: ServedModel | Route) -> dict[str, Any]:
+    created_at = _EPOCH if isinstance(model, Route) else model.created_at
+    return openai.model_body(name, int(created_at.timestamp()), owned_by="flashray")
 
 
 def _page(request: Request) -> dict[str, Any]:

@@ -3,7 +3,8 @@ dialects; the bodies are written in `protocols/*/encode.py`.
 
 RouterError                 500  api_error
 ├── InvalidRequest          400  invalid_request_error; `param` names the field
-│   └── UnsupportedFeature  400  legal in the dialect, not on this model; says what to do
+│   ├── UnsupportedFeature  400  legal in the dialect, not on this model; says what to do
+│   └── UpstreamRefusal     400  an upstream's own words on what the caller did wrong
 ├── AuthenticationFailed    401  authentication_error
 ├── PermissionDenied        403  permission_error
 ├── NotFound                404  not_found_error
@@ -55,6 +56,26 @@ class InvalidRequest(RouterError):
 
 class UnsupportedFeature(InvalidRequest):
     openai_code = "unsupported_value"
+
+
+class UpstreamRefusal(InvalidRequest):
+    """`content` is the upstream's body: a client of the same dialect gets it as it is, with the
+    upstream's status, which is any of 4xx."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        upstream_status: int = 400,
+        content: bytes = b"",
+        content_type: str = "application/json",
+        param: str | None = None,
+        details_code: str | None = None,
+    ) -> None:
+        super().__init__(message, param=param, details_code=details_code)
+        self.upstream_status = upstream_status
+        self.content = content
+        self.content_type = content_type
 
 
 class AuthenticationFailed(RouterError):

@@ -56,11 +56,12 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """`cached_tokens` are part of `prompt_tokens`."""
+    """`cached_tokens` are part of `prompt_tokens`, `reasoning_tokens` of `completion_tokens`."""
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ class _Answer:
             headers = MutableHeaders(scope=message)
             headers["request-id"] = headers["x-request-id"] = self.request_id
             headers.update(self._limit_headers())
+            headers.update(self._backend_headers())
         await self._send(message)
 
     def _limit_headers(self) -> dict[str, str]:
@@ -86,6 +87,15 @@ class _Answer:
         if self._dialect == "anthropic":
             return anthropic_headers(self.account.admission)
         return openai_headers(self.account.admission)
+
+    def _backend_headers(self) -> dict[str, str]:
+        """Who answered, where routes decide that."""
+        if self.account is None or not self.account.backend:
+            return {}
+        headers = {"x-flashray-backend": self.account.backend}
+        if self.account.upstream_request_id is not None:
+            headers["x-upstream-request-id"] = self.account.upstream_request_id
+        return headers
 
     def __str__(self) -> str:
         duration_ms = (time.monotonic() - self._started_s) * 1e3

@@ -30,6 +30,7 @@ class StatusEndpoint:
     backend: Backend
     authenticate: Authenticate
     limits_of: LimitsOf | None = None
+    routing: Callable[[], Mapping[str, Any]] = dict
     started_s: float = field(default_factory=time.monotonic)
 
     async def status(self, request: Request) -> Response:
@@ -42,6 +43,7 @@ class StatusEndpoint:
             "models": [_model_body(model, self.catalog) for model in self.catalog.models.values()],
             **_backend_body(await self.backend.status()),
             **await self._limits_body(principal),
+            **self.routing(),
         }
         return JSONResponse(body, headers={"cache-control": "no-store"})
 

@@ -25,13 +25,15 @@ class TeamsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """`key_hashes` are SHA-256 in hex. `models` None allows every model served locally."""
+    """`key_hashes` are SHA-256 in hex. `models` None allows every model. `egress` lets a fallback
+    take a request out of the company, where the route lets it too."""
 
     name: str
     key_hashes: frozenset[str] = frozenset()
     models: frozenset[str] | None = None
     backends: frozenset[str] = frozenset({"local"})
     limits: Limits = NO_LIMITS
+    egress: bool = False
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -41,8 +43,8 @@ class Team:
 
 
 def teams_from_mapping(mapping: Mapping[str, Any], source: str = "teams") -> tuple[Team, ...]:
-    """Reads `{"teams": [{"name", "key_hashes", "models", "backends", "limits"}, ...]}`; all but
-    the name may be left out. `source` names the file in messages. Raises TeamsError."""
+    """Reads `{"teams": [{"name", "key_hashes", "models", "backends", "egress", "limits"}, ...]}`;
+    all but the name may be left out. `source` names the file in messages. Raises TeamsError."""
     reader = _Reader()
     reader.known_fields(mapping, "", {"teams"})
     entries = mapping.get("teams")
@@ -77,6 +79,7 @@ class _Reader:
             key_hashes=self.key_hashes(entry.get("key_hashes", []), f"{field}.key_hashes"),
             models=None if models is None else self.strings(models, f"{field}.models"),
             backends=self.strings(entry.get("backends", ["local"]), f"{field}.backends"),
+            egress=self.flag(entry.get("egress", False), f"{field}.egress"),
             limits=self.limits(entry.get("limits", {}), f"{field}.limits"),
         )
 
@@ -106,6 +109,12 @@ class _Reader:
             if not isinstance(value, str):
                 self.fault(f"{field}[{index}]", "a string", value)
         return frozenset(value for value in values if isinstance(value, str))
+
+    def flag(self, value: Any, field: str) -> bool:
+        if isinstance(value, bool):
+            return value
+        self.fault(field, "true or false", value)
+        return False
 
     def limits(self, entry: Any, field: str) -> Limits:
         if not isinstance(entry, dict):
