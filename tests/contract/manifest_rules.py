@@ -4,7 +4,9 @@ secret stands in them."""
 import functools
 import importlib
 import inspect
+import json
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,12 @@ from tests.contract.manifest import (
     quantity,
     walk,
     worker_resources,
+)
+from tests.contract.manifest_gpu_rules import (
+    gpu_engine_faults,
+    gpu_group_faults,
+    num_ranks,
+    rank_memory_faults,
 )
 from tests.contract.manifest_patch import below
 from tests.contract.manifest_volume_rules import data_faults, memory_limit_faults
@@ -79,6 +87,8 @@ def app_faults(manifest: Manifest, manifests: Sequence[Manifest]) -> Iterator[st
         cluster = Cluster.of(manifest)
         assert cluster is not None, "the schema requires a cluster"
         yield from placement_faults(manifest, config, f"{field}.args")
+        yield from gpu_engine_faults(cluster, config, f"{field}.args")
+        yield from rank_memory_faults(cluster, config)
         yield from data_faults(cluster, config, f"{field}.args", manifests)
         yield from limit_store_faults(manifest, config, f"{field}.args.limits.store")
 
@@ -130,7 +140,7 @@ def placement_faults(manifest: Manifest, config: AppConfig, field: str) -> Itera
     groups = cluster.spec.get("workerGroupSpecs", ())
     sizes = [(worker_resources(group), group["maxReplicas"]) for group in groups]
     total = {"CPU": 0.0, "GPU": 0.0}
-    for deployment in deployments_of(build_app(config, any_model())):
+    for deployment in deployments_of(app_of_any_model(config)):
         bundles = bundles_of(deployment)
         wanted = {resource: demand(bundles, resource) for resource in total}
         if not any(all(wanted[name] <= size[name] for name in total) for size, _ in sizes):
@@ -166,11 +176,15 @@ def limit_store_faults(manifest: Manifest, config: AppConfig, field: str) -> Ite
             )
 
 
-def any_model() -> ModelFiles:
+def app_of_any_model(config: AppConfig) -> serve.Application:
+    """Of a model whose heads can be dealt out to the ranks: which model it is, no manifest says."""
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), num_ranks(config))
     manifest = ModelManifest(
         "any", "any", "LlamaForCausalLM", "float32", 2048, 256, (0,), {}, "", {}
     )
-    return ModelFiles(Path("/any"), manifest)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(heads))
+        return build_app(config, ModelFiles(Path(folder), manifest))
 
 
 def availability_faults(cluster: Cluster, min_workers: int) -> Iterator[str]:
@@ -373,5 +387,6 @@ def faults_of(
             faults += disruption_faults(cluster, manifests)
         if cluster is not None:
             faults += [*shared_memory_faults(cluster), *memory_limit_faults(cluster)]
+            faults += gpu_group_faults(cluster)
     faults += [fault for manifest in manifests for fault in container_faults(manifest)]
     return faults + list(valkey_faults(manifests))
