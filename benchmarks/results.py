@@ -72,7 +72,13 @@ class Recording:
 
     @classmethod
     def open(
-        cls, name: str, gate: Sequence[str], *, allow_dirty: bool = False, root: Path = ROOT
+        cls,
+        name: str,
+        gate: Sequence[str],
+        *,
+        allow_dirty: bool = False,
+        root: Path = ROOT,
+        gate_timeout_s: float = GATE_TIMEOUT_S,
     ) -> Self:
         """Run the tests of `gate` (pytest node ids). Raises DirtyTree, GateRed."""
         head = _git(root, "rev-parse", "HEAD")
@@ -82,7 +88,7 @@ class Recording:
                 "expected the measured folders as committed, these differ: "
                 f"{', '.join(changed)}; commit them, or pass --allow-dirty"
             )
-        _run_gate(root, gate)
+        _run_gate(root, gate, gate_timeout_s)
         return cls(name, root, head, bool(changed), allow_dirty)
 
     def write(
@@ -114,11 +120,17 @@ def cpu_name() -> str:
     return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
 
 
-def _run_gate(root: Path, gate: Sequence[str]) -> None:
+def _run_gate(root: Path, gate: Sequence[str], gate_timeout_s: float) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", *gate]
-    ran = subprocess.run(
-        command, cwd=root, capture_output=True, text=True, timeout=GATE_TIMEOUT_S, check=False
-    )
+    try:
+        ran = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, timeout=gate_timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise GateRed(
+            f"no numbers without green tests: `{' '.join(command)}` took longer than "
+            f"{gate_timeout_s:g} s; is the machine busy?"
+        ) from exc
     if ran.returncode != 0:
         raise GateRed(
             f"no numbers without green tests: `{' '.join(command)}` ended with "

@@ -92,8 +92,11 @@ def _config(upstream_port: int) -> dict[str, object]:
 
 
 def _run(*command: str) -> None:
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
-    )
+    try:
+        ran = subprocess.run(
+            command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise MeasurementFailed(f"`{' '.join(command)}` took over {exc.timeout:g} s") from exc
     if ran.returncode != 0:
         raise MeasurementFailed(f"`{' '.join(command)}` failed:\n{ran.stderr[-2000:]}")

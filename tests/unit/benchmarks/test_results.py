@@ -83,6 +83,11 @@ def test_a_gate_that_tests_nothing_is_red(root: Path):
         Recording.open("speed", ["test_gate.py::test_of_nothing"], root=root)
 
 
+def test_a_gate_that_does_not_end_is_red(root: Path):
+    with pytest.raises(GateRed, match=r"longer than 0\.05 s"):
+        Recording.open("speed", [GREEN], root=root, gate_timeout_s=0.05)
+
+
 @pytest.mark.parametrize("file", ["router/app.py", "router/new.py", "kernels/op.py"])
 def test_uncommitted_product_code_is_refused(root: Path, file: str):
     (root / file).parent.mkdir(exist_ok=True)

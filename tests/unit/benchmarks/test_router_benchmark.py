@@ -164,7 +164,8 @@ def test_keeping_up_is_a_share_and_a_tail(latencies_ms: list[float], holds: bool
 
 
 @pytest.mark.parametrize(
-    ("capacity", "expected"), [(100.0, 100.0), (10.0, 10.0), (1000.0, 500.0), (0.0, 0.0)]
+    ("capacity", "expected"),
+    [(200.0, 170.0), (100.0, 100.0), (10.0, 10.0), (1000.0, 700.0), (0.0, 0.0)],
 )
 async def test_the_ladder_ends_at_the_first_rung_that_is_not_held(
     monkeypatch: pytest.MonkeyPatch, capacity: float, expected: float
@@ -182,7 +183,28 @@ async def test_the_ladder_ends_at_the_first_rung_that_is_not_held(
     held = await saturation._climb(gateway, "chat", saturation.OUR_LADDER, lambda _message: None)
 
     assert held == expected
-    assert asked == list(saturation.OUR_LADDER[: len(asked)])
+    rungs = [rate for rate in asked if rate != saturation.RECOVERY_PER_S]
+    assert rungs == list(saturation.OUR_LADDER[: len(rungs)])
+
+
+async def test_an_overloaded_gateway_is_given_time_before_its_next_ladder(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    asked: list[float] = []
+
+    async def offer(_gateway, _dialect, _num_bytes, rate_per_s, window_s, timeout_s):
+        asked.append(rate_per_s)
+        num_offered = int(rate_per_s * window_s)
+        return LoadResult(num_offered, window_s, [5.0] * (num_offered if len(asked) > 2 else 0))
+
+    monkeypatch.setattr(saturation, "offer", offer)
+
+    held = await saturation._climb(
+        saturation.Gateway("ours", 1), "chat", [40, 60], lambda _message: None
+    )
+
+    assert held == 60
+    assert asked == [*[saturation.RECOVERY_PER_S] * 3, 40, 60]
 
 
 def test_nothing_served_at_all_is_said():
