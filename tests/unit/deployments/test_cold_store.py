@@ -1,80 +1,26 @@
 import threading
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from deployments.cold_client import ColdClient
-from deployments.cold_store import ChainQuery, ColdStore, ColdStoreLimits, PartLabel
+from deployments.cold_store import ChainQuery, ColdStoreLimits, PartLabel
 from deployments.node_stores import RECONNECT_S, RayStore, StoreUnavailable
+from engine.async_engine import AsyncEngine
+from engine.cache.block_allocator import BlockAllocator
+from engine.cache.spill import Restores
 from engine.cache.tiers import ColdBlock, checksum
+from engine.config import SchedulerConfig
+from engine.engine import Engine
+from engine.sampling_params import SamplingParams
+from engine.scheduling.scheduler import Scheduler
+from tests.fakes.cold_store import FakeClock, InProcessStore
+from tests.fakes.executor import FakeExecutor, expected_completion
 
 BLOCK_BYTES = 100
 LIMITS = ColdStoreLimits(max_bytes=2_000, max_tenant_bytes=1_000, chunk_bytes=300, lease_s=30)
 CHAIN = [bytes([index]) * 16 for index in range(40)]
-
-
-class Clock:
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-
-@dataclass(frozen=True)
-class Ref:
-    """An object of the fake object store: its index in `objects`."""
-
-    index: int
-
-
-class FakeStore:
-    """A ColdStore in this process, its objects in a list; a Store that fails when told."""
-
-    def __init__(self, limits=LIMITS):
-        self.clock = Clock()
-        self.objects = []
-        self.num_sent = 0
-        self.is_down = False
-        self.gate = threading.Event()
-        self.gate.set()
-        self.actor = ColdStore(limits, self._put, self.clock)
-
-    def _put(self, content):
-        self.objects.append(np.array(content))
-        return Ref(len(self.objects) - 1)
-
-    def _door(self):
-        assert self.gate.wait(10)
-        if self.is_down:
-            raise StoreUnavailable("down")
-        return self.actor
-
-    def missing(self, keys):
-        return self._door().missing(keys)
-
-    def store(self, labels, content):
-        self.num_sent += len(labels)
-        return self._door().store(labels, content)
-
-    def find(self, queries, num_ranks):
-        return self._door().find(queries, num_ranks)
-
-    def fetch(self, chunks):
-        content = {}
-        for chunk_id, chunk in chunks.items():
-            found = self.objects[chunk.index] if isinstance(chunk, Ref) else chunk
-            if found is not None:
-                content[chunk_id] = found
-        return content
-
-    def release(self, lease_id):
-        self.actor.release(lease_id)
-
-    def discard(self, chunk_ids):
-        self.actor.discard(chunk_ids)
 
 
 def payload_of(index, rank=0):
@@ -99,7 +45,7 @@ def num_found(store, indices, tenant=b"ours", num_ranks=1):
 
 
 def test_blocks_are_sealed_into_chunks_and_read_back_from_both_places():
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     assert store_blocks(store.actor, range(5)) == 5
     stats = store.actor.stats()
     assert (stats.num_chunks, stats.num_bytes, stats.num_unsealed_bytes) == (2, 500, 200)
@@ -113,7 +59,7 @@ def test_blocks_are_sealed_into_chunks_and_read_back_from_both_places():
 
 
 def test_a_block_is_kept_once():
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     assert store_blocks(store.actor, [0, 1]) == 2
     assert store_blocks(store.actor, [1, 2]) == 2
     assert store.actor.stats().num_bytes == 300
@@ -124,7 +70,7 @@ def test_a_block_is_kept_once():
 
 
 def test_same_hash_of_another_tenant_or_rank_is_another_block():
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     store_blocks(store.actor, [0], tenant=b"ours")
     assert num_found(store.actor, [0], tenant=b"theirs") == 0
     store_blocks(store.actor, [0], tenant=b"theirs")
@@ -135,7 +81,7 @@ def test_same_hash_of_another_tenant_or_rank_is_another_block():
 
 
 def test_tenant_over_its_quota_evicts_its_own_oldest_chunk():
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     store_blocks(store.actor, range(9), tenant=b"theirs")
     store_blocks(store.actor, range(9))
     assert num_found(store.actor, range(3)) == 3  # used just now
@@ -146,7 +92,7 @@ def test_tenant_over_its_quota_evicts_its_own_oldest_chunk():
 
 
 def test_full_store_evicts_the_oldest_of_all():
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     for tenant in (b"a", b"b", b"c"):
         assert store_blocks(store.actor, range(9), tenant=tenant) == 9
     assert store.actor.stats().num_bytes <= LIMITS.max_bytes
@@ -155,7 +101,7 @@ def test_full_store_evicts_the_oldest_of_all():
 
 
 def test_leased_chunks_stay_and_the_rest_is_refused():
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     store_blocks(store.actor, range(10))
     lease = store.find([ChainQuery(b"ours", tuple(CHAIN[:10]))], 1)
     assert store_blocks(store.actor, range(10, 14)) == 0
@@ -167,7 +113,7 @@ def test_leased_chunks_stay_and_the_rest_is_refused():
 
 
 def test_lease_of_a_dead_reader_runs_out():
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     store_blocks(store.actor, range(10))
     store.find([ChainQuery(b"ours", tuple(CHAIN[:10]))], 1)
     store.clock.now_s = 29.9
@@ -178,7 +124,7 @@ def test_lease_of_a_dead_reader_runs_out():
 
 
 def test_block_larger_than_the_limits_is_refused_and_evicts_nothing():
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     store_blocks(store.actor, range(3))
     label = PartLabel((b"ours", CHAIN[9], 0), 1_001, 0)
     assert store.actor.store([label], np.zeros(1_001, np.uint8)) == 0
@@ -186,7 +132,7 @@ def test_block_larger_than_the_limits_is_refused_and_evicts_nothing():
 
 
 def test_discarded_chunks_are_gone_even_when_leased():
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     store_blocks(store.actor, range(4))
     lease = store.find([ChainQuery(b"ours", tuple(CHAIN[:4]))], 1)
     store.discard([*lease.chunks, 99])
@@ -196,7 +142,7 @@ def test_discarded_chunks_are_gone_even_when_leased():
 
 
 def test_drained_store_is_empty_and_stays_so():
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     store_blocks(store.actor, range(4))
     store.actor.drain()
     assert store_blocks(store.actor, range(4)) == 0
@@ -238,7 +184,7 @@ def spill(client, indices, **options):
 
 
 def test_client_restores_what_another_spilled(connect):
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     first = connect(store)
     spill(first, range(5))
     first.close()
@@ -251,13 +197,13 @@ def test_client_restores_what_another_spilled(connect):
 
 
 def test_client_restores_only_the_tenants_own(connect):
-    client = connect(FakeStore())
+    client = connect(InProcessStore(LIMITS))
     spill(client, range(5))
     assert restore(client, range(5), tenant=b"theirs") == []
 
 
 def test_client_does_not_send_twice(connect):
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     client = connect(store)
     spill(client, range(5))
     spill(client, range(3, 8))
@@ -265,7 +211,7 @@ def test_client_does_not_send_twice(connect):
 
 
 def test_restore_needs_every_rank(connect):
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     ranks = [connect(store, rank=rank, num_ranks=2) for rank in range(2)]
     spill(ranks[0], range(4))
     spill(ranks[1], range(3), rank=1)
@@ -282,7 +228,7 @@ def test_restore_needs_every_rank(connect):
 def test_damaged_chunks_are_missed_counted_and_forgotten(
     connect, damage, num_restored, num_corrupt
 ):
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     client = connect(store)
     spill(client, range(6))
     damage(store.objects[0])
@@ -295,7 +241,7 @@ def test_damaged_chunks_are_missed_counted_and_forgotten(
 
 
 def test_lost_chunks_are_missed_and_forgotten(connect):
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     client = connect(store)
     spill(client, range(6))
     store.objects[1] = None
@@ -305,7 +251,7 @@ def test_lost_chunks_are_missed_and_forgotten(connect):
 
 
 def test_dead_store_is_a_miss_and_a_drop_until_it_is_back(connect):
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     client = connect(store)
     store.is_down = True
     spill(client, range(2))
@@ -318,7 +264,7 @@ def test_dead_store_is_a_miss_and_a_drop_until_it_is_back(connect):
 
 
 def test_other_nodes_are_asked_for_the_rest(connect):
-    own, peer = FakeStore(), FakeStore()
+    own, peer = InProcessStore(LIMITS), InProcessStore(LIMITS)
     spill(connect(own), range(2))
     spill(connect(peer), range(5))
     client = connect(own, peer)
@@ -333,7 +279,7 @@ def store_keeps_nothing_leased(*stores):
 
 
 def test_full_queue_drops_and_never_blocks(connect):
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     store.gate.clear()
     client = connect(store, max_queued_bytes=3 * BLOCK_BYTES)
     started_s = time.monotonic()
@@ -347,7 +293,7 @@ def test_full_queue_drops_and_never_blocks(connect):
 
 
 def test_what_is_not_sent_yet_is_found_around_what_is(connect):
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     client = connect(store)
     spill(client, range(2, 4))
     store.gate.clear()
@@ -357,7 +303,7 @@ def test_what_is_not_sent_yet_is_found_around_what_is(connect):
 
 
 def test_cancelled_restore_is_missed_and_not_answered(connect):
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     client = connect(store)
     spill(client, range(2))
     store.gate.clear()
@@ -370,7 +316,7 @@ def test_cancelled_restore_is_missed_and_not_answered(connect):
 
 
 def test_unexpected_error_costs_one_batch_and_not_the_thread(connect, caplog):
-    store = FakeStore()
+    store = InProcessStore(LIMITS)
     client = connect(store)
     actor, store.actor = store.actor, None
     spill(client, range(2))
@@ -383,7 +329,7 @@ def test_unexpected_error_costs_one_batch_and_not_the_thread(connect, caplog):
 
 
 def test_store_that_failed_is_left_alone_for_a_while():
-    clock = Clock()
+    clock = FakeClock()
     num_calls = 0
 
     def connect():
@@ -399,3 +345,46 @@ def test_store_that_failed_is_left_alone_for_a_while():
         assert num_calls == expected
     store.release(1)
     store.discard([1])
+
+
+def engine_on(client, num_blocks=12):
+    allocator = BlockAllocator(num_blocks, 4, enable_prefix_cache=True)
+    restores = Restores(client, max_wait_s=10.0)
+    scheduler = Scheduler(SchedulerConfig(4, 16), allocator, 40, b"model", restores)
+    executor = FakeExecutor(4, cold_tier=client)
+    return AsyncEngine(Engine(scheduler, executor, vocab_size=97, check_integrity=True))
+
+
+def complete(engine, prompts, **options):
+    """Completions and cached tokens of sequences that run together."""
+    for seq_id, prompt in prompts.items():
+        engine.add(seq_id, prompt, SamplingParams(6), **options)
+    completions, num_cached = {seq_id: [] for seq_id in prompts}, {}
+    while len(num_cached) < len(prompts):
+        for step in engine.next_outputs(10):
+            for output in step.outputs:
+                completions[output.seq_id] += output.token_ids
+                if output.finish_reason:
+                    num_cached[output.seq_id] = output.usage.cached_tokens
+    return completions, num_cached
+
+
+def test_engines_share_prefixes_through_one_store_and_say_what_they_would_say_alone(connect):
+    limits = ColdStoreLimits(max_bytes=1 << 20, max_tenant_bytes=1 << 20, chunk_bytes=300)
+    store = InProcessStore(limits)
+    prompts = {f"s{index}": [index % 7] * 17 + [index % 97, 5, index % 11] for index in range(120)}
+    expected = {seq_id: expected_completion(p, 6, 97) for seq_id, p in prompts.items()}
+    first = engine_on(connect(store))
+    assert complete(first, prompts, cache_salt=b"ours")[0] == expected
+    first.shutdown()
+    again = connect(store)
+    second = engine_on(again)
+    completions, num_cached = complete(second, {"s0": prompts["s0"]}, cache_salt=b"ours")
+    assert completions == {"s0": expected["s0"]}
+    assert num_cached == {"s0": 16}
+    assert again.counters.restored == 4
+    assert complete(second, {"s0": prompts["s0"]}, cache_salt=b"theirs")[1] == {"s0": 0}
+    assert complete(second, prompts, cache_salt=b"ours")[0] == expected
+    store.is_down = True
+    assert complete(second, prompts, cache_salt=b"ours")[0] == expected
+    second.shutdown()
