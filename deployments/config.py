@@ -15,8 +15,10 @@ from pydantic import (
     model_validator,
 )
 
+from deployments.backend_settings import BackendSettings
 from deployments.errors import ConfigError
 from deployments.model_files import BUILT_IN_MODEL
+from router.routes import routes_from_list
 from router.teams import Team, teams_by_key_hash, teams_from_mapping
 
 
@@ -82,13 +84,16 @@ class HttpSettings(Settings):
 
 class AppConfig(Settings):
     """`key_hashes` maps the SHA-256 of an API key to its team; `teams` holds keys, rights and
-    limits of teams (router/teams.py). A team that is only in `key_hashes` has no limits."""
+    limits of teams (router/teams.py). A team that is only in `key_hashes` has no limits. `routes`
+    (router/routes.py) say which of `backends`, and the engine, answer for a model."""
 
     model: str = BUILT_IN_MODEL
     served_name: str | None = None
     aliases: tuple[str, ...] = ()
     key_hashes: dict[str, str] = Field(default_factory=dict)
     teams: tuple[dict[str, Any], ...] = ()
+    backends: tuple[BackendSettings, ...] = ()
+    routes: tuple[dict[str, Any], ...] = ()
     engine: EngineSettings = EngineSettings()
     router: RouterSettings = RouterSettings()
     limits: LimitSettings = LimitSettings()
@@ -100,6 +105,14 @@ class AppConfig(Settings):
     def _are_teams(cls, teams: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
         teams_from_mapping({"teams": list(teams)})
         return teams
+
+    @model_validator(mode="after")
+    def _routes_lead_to_backends(self) -> Self:
+        names = [backend.name for backend in self.backends]
+        if len(set(names)) < len(names):
+            raise ValueError(f"backends: expected a name of its own for each, got {names}")
+        routes_from_list(self.routes, names)
+        return self
 
     @field_validator("key_hashes")
     @classmethod

@@ -1,5 +1,6 @@
 """The HTTP ingress on Ray Serve: builds the router with the real backend, and nothing else."""
 
+import logging
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from ray import serve
 from starlette.types import ASGIApp
 
+from deployments.backend_settings import upstreams_of
 from deployments.config import AppConfig, team_names_by_key_hash, teams_of
 from deployments.limit_store import limit_store_url
 from deployments.local_backend import LocalBackend
@@ -14,14 +16,18 @@ from deployments.model_files import ModelFiles, default_state_dir, open_model
 from deployments.team_status import TeamStatus
 from router.app import create_app
 from router.audit import JsonlSink
+from router.backends.pool import BackendPool
 from router.catalog import Catalog, ServedModel
 from router.config import RouterConfig
 from router.identity import KeyRing
 from router.limits.failover import FailoverLimiter
 from router.limits.ip_limit import IpLimit
 from router.limits.limiter import Limiter, connect
+from router.routes import RoutesError
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 def served_model(files: ModelFiles, config: AppConfig) -> ServedModel:
@@ -59,8 +65,11 @@ class RouterIngress:
             limiter = FailoverLimiter(shared, config.router.num_replicas)
             limits_of = TeamStatus({team.name: team for team in teams}, shared)
             ip_limit = IpLimit(redis, config.limits.requests_per_minute_per_address)
+        catalog = Catalog([model], dict.fromkeys(config.aliases, model.id))
+        self._pool = BackendPool(upstreams_of(config.backends), config.routes, catalog.names)
         self._app = create_app(
-            catalog=Catalog([model], dict.fromkeys(config.aliases, model.id)),
+            catalog=catalog,
+            pool=self._pool,
             backend=LocalBackend(engine, config.engine.lease_s),
             keys=KeyRing(team_names_by_key_hash(config)),
             teams=teams,
@@ -75,6 +84,16 @@ class RouterIngress:
                 trusted_proxies=config.router.trusted_proxies,
             ),
         )
+
+    def reconfigure(self, user_config: Any) -> None:
+        """A new route table, `{"routes": [...]}`, for requests that begin from now on. An invalid
+        one is logged and told in /v1/status, and the old one stays: raising would make Serve end
+        this replica and every one that it starts in its place."""
+        routes = user_config.get("routes") if isinstance(user_config, dict) else user_config
+        try:
+            self._pool.replace_routes(routes)
+        except RoutesError as exc:
+            logger.error("routes rejected, the old ones stay: %s", exc)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app

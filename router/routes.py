@@ -52,11 +52,13 @@ class RouteTable:
         return self._by_name.get(name)
 
 
-def routes_from_list(entries: Any, backends: Collection[str]) -> RouteTable:
+def routes_from_list(
+    entries: Any, backends: Collection[str], local_models: Collection[str] | None = None
+) -> RouteTable:
     """Reads `[{"model", "targets": [{"backend", "model"}, ...], "aliases", "egress", ...}, ...]`;
-    all but the model and its targets may be left out. A target is `local` or one of `backends`.
-    Raises RoutesError."""
-    reader = _Reader({LOCAL, *backends})
+    all but the model and its targets may be left out. A target is one of `backends`, or
+    `local` and one of `local_models` where these are known. Raises RoutesError."""
+    reader = _Reader({LOCAL, *backends}, local_models)
     if not isinstance(entries, list | tuple):
         raise RoutesError([f"routes: expected a list, got {type(entries).__name__}"])
     routes = [reader.route(entry, f"routes[{index}]") for index, entry in enumerate(entries)]
@@ -70,9 +72,10 @@ def routes_from_list(entries: Any, backends: Collection[str]) -> RouteTable:
 class _Reader:
     """Collects faults; what it returns is good only while there are none."""
 
-    def __init__(self, backends: Collection[str]) -> None:
+    def __init__(self, backends: Collection[str], local_models: Collection[str] | None) -> None:
         self.faults: list[str] = []
         self._backends = backends
+        self._local_models = local_models
 
     def route(self, entry: Any, field: str) -> Route:
         if not self._is_mapping(entry, field, {each.name for each in fields(Route)}):
@@ -113,7 +116,11 @@ class _Reader:
         if backend and backend not in self._backends:
             known = ", ".join(sorted(self._backends))
             self.faults.append(f"{field}.backend: expected one of {known}, got {backend!r}")
-        return Target(backend, self._text(entry.get("model"), f"{field}.model"))
+        model = self._text(entry.get("model"), f"{field}.model")
+        if backend == LOCAL and self._local_models is not None and model not in self._local_models:
+            known = ", ".join(self._local_models)
+            self.faults.append(f"{field}.model: expected one of {known}, got {model!r}")
+        return Target(backend, model)
 
     def _is_mapping(self, entry: Any, field: str, known: set[str]) -> bool:
         if not isinstance(entry, dict):

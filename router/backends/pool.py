@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,17 @@ class BackendPool:
     """One per router replica. The table is replaced whole: a request sees one table from beginning
     to end."""
 
-    def __init__(self, upstreams: Sequence[Upstream], routes: Any = ()) -> None:
+    def __init__(
+        self,
+        upstreams: Sequence[Upstream],
+        routes: Any = (),
+        local_models: Collection[str] | None = None,
+    ) -> None:
         """Raises RoutesError."""
+        self._local_models = local_models
         self.upstreams = {upstream.settings.name: upstream for upstream in upstreams}
         self.breakers = {name: CircuitBreaker() for name in self.upstreams}
-        self.table: RouteTable = routes_from_list(routes, self.upstreams)
+        self.table: RouteTable = routes_from_list(routes, self.upstreams, local_models)
         self.rejection: str | None = None
         self.requests = Counter(
             "flashray:upstream_requests",
@@ -52,7 +58,7 @@ class BackendPool:
     def replace_routes(self, entries: Any) -> None:
         """New requests see the new table at once. Raises RoutesError, and the old one stays."""
         try:
-            self.table = routes_from_list(entries, self.upstreams)
+            self.table = routes_from_list(entries, self.upstreams, self._local_models)
         except RoutesError as exc:
             self.rejection = str(exc)
             self.rejections.inc()
