@@ -27,20 +27,36 @@ class Settings(BaseModel):
 
 
 class EngineSettings(Settings):
-    """`max_model_len` null takes the checkpoint's. `step_timeout_s`: a rank with work in flight
-    and no finished step for so long is restarted."""
+    """`max_model_len` null takes the checkpoint's. `tensor_parallel_size` ranks share the model,
+    one actor each; `kv_cache_gib` is of each. `gpus_per_rank` null: 1 on a GPU, else 0.
+    `step_timeout_s`: work in flight and no finished step for so long ends the ranks, which are
+    then started again; null: 10 on a GPU, else 60."""
 
     device: str = "cpu"
     dtype: str = "auto"
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    gpus_per_rank: float | None = Field(default=None, ge=0, le=1)
     max_model_len: int | None = Field(default=None, ge=64)
     kv_cache_gib: float = Field(default=1.0, gt=0)
     max_num_sequences: int = Field(default=32, ge=1)
     max_num_batched_tokens: int = Field(default=256, ge=1)
     enable_prefix_cache: bool = True
     num_threads: int = Field(default=1, ge=1)
-    step_timeout_s: float = Field(default=60.0, gt=0)
+    step_timeout_s: float | None = Field(default=None, gt=0)
     lease_s: float = Field(default=10.0, gt=0)
     retention_s: float = Field(default=60.0, gt=0)
+
+    @property
+    def is_on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def num_gpus_per_rank(self) -> float:
+        return float(self.is_on_gpu) if self.gpus_per_rank is None else self.gpus_per_rank
+
+    @property
+    def stall_timeout_s(self) -> float:
+        return self.step_timeout_s or (10.0 if self.is_on_gpu else 60.0)
 
     @model_validator(mode="after")
     def _every_sequence_gets_a_token(self) -> Self:

@@ -26,8 +26,18 @@ CLAIM_S = 30.0  # an orphan that was claimed and not acknowledged is offered aga
 
 
 @dataclass(frozen=True, slots=True)
+class RankLoad:
+    """What one rank holds since it was loaded."""
+
+    pid: int
+    weight_bytes: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankStatus:
-    """One rank's own numbers. `stalled_s`: time without a finished step while work is in flight."""
+    """Rank 0's numbers, which count for all. `stalled_s`: time without a finished step while work
+    is in flight."""
 
     stalled_s: float
     num_running: int
@@ -38,10 +48,11 @@ class RankStatus:
     cached_tokens_total: int
     completion_tokens_total: int
     preemptions_total: int
+    ranks: tuple[RankLoad, ...] = ()
 
 
 class RankClient(Protocol):
-    """A rank as the shell sees it. Raises EngineError: EngineStopped when the rank is gone."""
+    """All ranks as the shell sees them. Raises EngineError: EngineStopped when one is gone."""
 
     async def add(
         self,

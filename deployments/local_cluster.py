@@ -28,14 +28,23 @@ class RunningApp:
 
 @contextmanager
 def local_app(
-    config: AppConfig, progress: Progress, *, include_dashboard: bool = True
+    config: AppConfig,
+    progress: Progress,
+    *,
+    include_dashboard: bool = True,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
 ) -> Iterator[RunningApp]:
-    """Up on entry, gone with all its processes on exit. Raises DeploymentError, ClusterError."""
+    """Up on entry, gone with all its processes on exit. `num_cpus` None is enough for `config`,
+    `num_gpus` None lets Ray count them. Raises DeploymentError, ClusterError."""
     require_free_port(config.http.host, config.http.port)
     progress(f"model: {config.model}")
     model = prepare_model(config.model, progress=progress)
     progress("starting Ray")
-    with LocalRay(RayOptions(num_cpus=_num_cpus(), include_dashboard=include_dashboard)) as ray:
+    options = RayOptions(
+        num_cpus or _num_cpus(config), num_gpus, include_dashboard=include_dashboard
+    )
+    with LocalRay(options) as ray:
         if ray.ignored_address:
             progress(f"warning: RAY_ADDRESS={ray.ignored_address} is ignored: this Ray is private")
         progress("starting the engine and the router")
@@ -92,6 +101,6 @@ def await_ready(url: str) -> None:
     raise BringUpError(f"{url}/readyz was not 200 within {READY_TIMEOUT_S:.0f} s: {reason}")
 
 
-def _num_cpus() -> int:
+def _num_cpus(config: AppConfig) -> int:
     """Logical CPUs: shells and routers take tenths, each rank one; never too few to place them."""
-    return max(4, os.cpu_count() or 1)
+    return max(3 + config.engine.tensor_parallel_size, os.cpu_count() or 1)

@@ -181,5 +181,5 @@ def _connect_nccl(options: RankOptions, store: Store) -> Any:
     nccl: Any = dist.ProcessGroupNCCL
     settings = nccl.Options()
     settings._timeout = timedelta(seconds=options.timeout_s)
-    torch.cuda.set_device(torch.device(options.device))
+    torch.cuda.set_device(torch.device(options.device).index or 0)
     return nccl(store, options.rank, options.size, settings)

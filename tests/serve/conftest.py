@@ -47,7 +47,9 @@ def app(audit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         patch.setenv("FLASHRAY_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("FLASHRAY_STATE", str(tmp_path_factory.mktemp("state")))
-        running = stack.enter_context(local_app(config, print, include_dashboard=False))
+        running = stack.enter_context(
+            local_app(config, print, include_dashboard=False, num_cpus=12, num_gpus=4)
+        )
         yield running
 
 

@@ -1,0 +1,141 @@
+"""One rank of an engine as a Ray actor. Torch is imported where weights are loaded, not before."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deployments.engine_shell import RankLoad, RankStatus
+from engine.async_engine import AsyncEngine
+from engine.config import EngineConfig
+from engine.outputs import StepOutput, Usage
+from engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.execution.model_runner import ModelRunner
+    from engine.ranks.follower import FollowerLoop
+    from engine.ranks.plan_ring import PlanRing, RingAddress
+
+OUTPUT_WAIT_S = 5.0
+PEER_TIMEOUT_S = 300.0  # a backstop: the group's watcher ends a stalled group long before
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where rank 0 waits for the others. Gone with rank 0's process."""
+
+    store_port: int
+    ring: RingAddress
+
+
+class EngineRank:
+    """The actor that owns a device, its shard of the weights and its KV. Its methods only queue and
+    report: the step loop has a thread of its own and shares no interpreter with Serve.
+
+    `open` (rank 0 of several), then `load`, then `run`, which lasts as long as the rank. Only
+    rank 0 has an engine: the others take no calls but these and end with it.
+    """
+
+    def __init__(self, config: EngineConfig, place: RankPlace) -> None:
+        self._config = config
+        self._place = place
+        self._store: Any = None  # as long as it lives, the others can join
+        self._ring: PlanRing | None = None
+        self._engine: AsyncEngine | None = None
+        self._follower: FollowerLoop | None = None
+
+    def open(self) -> Rendezvous:
+        """Raises EngineError."""
+        from engine.build import open_ring
+        from engine.ranks.group import serve_store
+
+        self._store = serve_store(self._options())
+        self._ring = open_ring(self._config, self._place.size)
+        return Rendezvous(self._store.port, self._ring.address)
+
+    def load(self, rendezvous: Rendezvous | None) -> RankLoad:
+        """Answers once the weights are loaded, on every rank. Raises EngineError."""
+        runner = self._lead_alone() if rendezvous is None else self._join(rendezvous)
+        return RankLoad(os.getpid(), runner.weight_bytes, runner.kv_bytes)
+
+    def run(self) -> None:
+        """Returns never. Raises EngineError: why the rank has ended."""
+        if self._follower is not None:
+            self._follower.run()
+        self._leading().run_out()
+
+    def add(
+        self,
+        seq_id: str,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        cache_salt: bytes,
+        priority: int,
+    ) -> None:
+        self._leading().add(
+            seq_id, prompt_token_ids, params, cache_salt=cache_salt, priority=priority
+        )
+
+    def abort(self, seq_id: str) -> Usage | None:
+        return self._leading().abort(seq_id)
+
+    def next_outputs(self) -> list[StepOutput]:
+        return self._leading().next_outputs(OUTPUT_WAIT_S)
+
+    def status(self) -> RankStatus:
+        engine = self._leading()
+        stats, totals = engine.stats, engine.totals
+        return RankStatus(
+            stalled_s=engine.last_progress_s,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_free_blocks=stats.num_free_blocks,
+            num_blocks=stats.num_blocks,
+            prompt_tokens_total=totals.prompt_tokens,
+            cached_tokens_total=totals.cached_tokens,
+            completion_tokens_total=totals.completion_tokens,
+            preemptions_total=totals.preemptions,
+        )
+
+    def _lead_alone(self) -> ModelRunner:
+        from engine.build import build_engine_around, build_model_runner
+
+        runner = build_model_runner(self._config)
+        self._engine = AsyncEngine(build_engine_around(runner, self._config))
+        return runner
+
+    def _join(self, rendezvous: Rendezvous) -> ModelRunner:
+        from engine.build import build_follower, build_leader, build_model_runner
+        from engine.ranks.group import connect_store, join_ranks
+        from engine.ranks.plan_ring import PlanReader
+
+        options, ring = self._options(), self._ring
+        reader: PlanReader | None = None
+        if ring is None:
+            reader = PlanReader(rendezvous.ring, self._place.rank - 1)
+            self._store = connect_store(options, rendezvous.store_port)
+        ranks = join_ranks(options, self._store)
+        runner = build_model_runner(self._config, ranks)
+        ranks.minimum(1)  # every rank has attached to the ring, and has room for its weights
+        if ring is not None:
+            ring.seal()
+            self._engine = AsyncEngine(build_leader(runner, self._config, ranks, ring))
+        elif reader is not None:
+            self._follower = build_follower(runner, reader)
+        return runner
+
+    def _options(self) -> Any:
+        from engine.ranks.group import RankOptions
+
+        return RankOptions(self._place.rank, self._place.size, self._config.device, PEER_TIMEOUT_S)
+
+    def _leading(self) -> AsyncEngine:
+        assert self._engine is not None, "only rank 0 has an engine, once it is loaded"
+        return self._engine

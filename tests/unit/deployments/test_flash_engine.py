@@ -1,0 +1,41 @@
+import json
+
+import pytest
+
+from cluster.placement import RankResources, bundle_of, engine_bundles
+from deployments.config import EngineSettings
+from deployments.errors import ConfigError
+from deployments.flash_engine import engine_deployment
+
+
+@pytest.fixture
+def model_path(tmp_path):
+    sizes = {"num_attention_heads": 9, "num_key_value_heads": 3}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    return str(tmp_path)
+
+
+def test_a_size_that_does_not_divide_the_heads_is_refused_before_anything_starts(model_path):
+    with pytest.raises(ConfigError, match=r"9 attention heads and 3 KV heads.* one of 1, 3, 9$"):
+        engine_deployment(model_path, EngineSettings(tensor_parallel_size=2))
+
+
+def test_one_bundle_for_the_shell_and_one_for_each_rank(model_path):
+    settings = EngineSettings(tensor_parallel_size=3, gpus_per_rank=1)
+    deployment = engine_deployment(model_path, settings)._bound_deployment
+    config = deployment._replica_config
+    assert config.placement_group_bundles == [{"CPU": 0.1}, *[{"CPU": 1.0, "GPU": 1.0}] * 3]
+    assert config.placement_group_strategy == "STRICT_PACK"
+
+
+def test_bundles_hold_no_zeros_and_ranks_follow_the_shell():
+    assert engine_bundles(1, RankResources(), 0.1) == [{"CPU": 0.1}, {"CPU": 1.0}]
+    assert [bundle_of(rank) for rank in range(3)] == [1, 2, 3]
+
+
+def test_what_depends_on_the_device():
+    on_gpu, on_cpu = EngineSettings(device="cuda"), EngineSettings()
+    assert (on_gpu.num_gpus_per_rank, on_gpu.stall_timeout_s) == (1, 10)
+    assert (on_cpu.num_gpus_per_rank, on_cpu.stall_timeout_s) == (0, 60)
+    told = EngineSettings(device="cuda", gpus_per_rank=0.5, step_timeout_s=33)
+    assert (told.num_gpus_per_rank, told.stall_timeout_s) == (0.5, 33)
