@@ -13,10 +13,6 @@ CARD_GIB = {"NVIDIA-H200": 139}
 NCCL_BYTES = 1 << 30  # of /dev/shm, beyond the object store
 
 
-def num_ranks(config: AppConfig) -> int:
-    return int(getattr(config.engine, "tensor_parallel_size", 1))
-
-
 def gpu_groups(cluster: Cluster) -> Iterator[tuple[str, Document, Document]]:
     """Field, group and first container of every worker group that asks for GPUs."""
     for field, group in list(cluster.groups())[1:]:
@@ -34,13 +30,16 @@ def gpu_engine_faults(cluster: Cluster, config: AppConfig, field: str) -> Iterat
             yield cluster.manifest.fault(f"{field}.engine.device", message)
         return
     num_gpus = max((int(worker_resources(group)["GPU"]) for group in groups), default=0)
-    size = num_ranks(config)
+    size = engine.tensor_parallel_size
     if size > num_gpus:
         message = f"expected at most the {num_gpus} GPUs of a worker, got {size}"
         yield cluster.manifest.fault(f"{field}.engine.tensor_parallel_size", message)
     elif num_gpus % size:
         message = f"{size} does not divide the {num_gpus} GPUs of a worker: {num_gpus % size} idle"
         yield cluster.manifest.fault(f"{field}.engine.tensor_parallel_size", message)
+    if size > 1 and engine.num_gpus_per_rank != 1:
+        message = f"expected 1, NCCL has no two ranks on a GPU: got {engine.num_gpus_per_rank}"
+        yield cluster.manifest.fault(f"{field}.engine.gpus_per_rank", message)
     for group in groups:
         card_gib = CARD_GIB.get(group["template"]["spec"].get("nodeSelector", {}).get(PRODUCT))
         if card_gib is not None and engine.kv_cache_gib >= card_gib:
@@ -80,7 +79,7 @@ def gpu_group_faults(cluster: Cluster) -> Iterator[str]:
 
 def rank_memory_faults(cluster: Cluster, config: AppConfig) -> Iterator[str]:
     """Ranks of one engine meet in /dev/shm, beside the object store."""
-    if num_ranks(config) == 1:
+    if config.engine.tensor_parallel_size == 1:
         return
     for field, group, _ in gpu_groups(cluster):
         store_bytes = int(group.get("rayStartParams", {}).get("object-store-memory", 0))

@@ -36,7 +36,6 @@ from tests.contract.manifest import (
 from tests.contract.manifest_gpu_rules import (
     gpu_engine_faults,
     gpu_group_faults,
-    num_ranks,
     rank_memory_faults,
 )
 from tests.contract.manifest_patch import below
@@ -178,7 +177,8 @@ def limit_store_faults(manifest: Manifest, config: AppConfig, field: str) -> Ite
 
 def app_of_any_model(config: AppConfig) -> serve.Application:
     """Of a model whose heads can be dealt out to the ranks: which model it is, no manifest says."""
-    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads"), num_ranks(config))
+    size = config.engine.tensor_parallel_size
+    heads = {"num_attention_heads": size, "num_key_value_heads": size}
     manifest = ModelManifest(
         "any", "any", "LlamaForCausalLM", "float32", 2048, 256, (0,), {}, "", {}
     )

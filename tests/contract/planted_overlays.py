@@ -97,6 +97,12 @@ PLANTED_OVERLAYS: dict[str, tuple[str, str, Fault, str]] = {
         gpus(3),
         r"args\.engine\.tensor_parallel_size: 2 does not divide the 3 GPUs of a worker: 1 idle",
     ),
+    "two ranks on a GPU": (
+        H200,
+        SERVICE,
+        serve_config("device: cuda", "device: cuda\n        gpus_per_rank: 0.5"),
+        r"args\.engine\.gpus_per_rank: expected 1, .*: got 0\.5",
+    ),
     "missing secret": (
         H200,
         SERVICE,

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.config import EngineSettings
 from tests.contract.kuberay import CRDS, operator_faults, schema_faults
 from tests.contract.manifest import BASE, OVERLAYS, ROOT, Document, Manifest, load, render
 from tests.contract.manifest_rules import faults_of
@@ -40,12 +39,6 @@ def overlays() -> dict[str, list[Manifest]]:
     return {name: render(OVERLAYS / name) for name in MIN_WORKERS}
 
 
-def require_settings_of(overlay: str) -> None:
-    """The h200 overlay is written for an engine of several ranks, and is not checked without."""
-    if overlay == "h200" and "tensor_parallel_size" not in EngineSettings.model_fields:
-        pytest.skip("the engine has no tensor_parallel_size yet")
-
-
 def planted(manifests: list[Manifest], kind: str, fault: Fault) -> list[Manifest]:
     changed = copy.deepcopy(manifests)
     fault(next(manifest.document for manifest in changed if manifest.kind == kind))
@@ -70,7 +63,6 @@ def test_planted_fault_is_named_by_file_and_field(name: str, shipped: list[Manif
 @needs_crds
 @pytest.mark.parametrize("overlay", MIN_WORKERS)
 def test_shipped_overlay_has_no_fault(overlay: str, overlays: dict[str, list[Manifest]]) -> None:
-    require_settings_of(overlay)
     assert faults_of(overlays[overlay], min_workers=MIN_WORKERS[overlay]) == []
 
 
@@ -81,7 +73,6 @@ def test_fault_of_an_overlay_is_named_by_the_file_that_wrote_the_field(
 ) -> None:
     file, kind, fault, expected = PLANTED_OVERLAYS[name]
     overlay = file.partition("/")[0] if not file.startswith("base/") else "h200"
-    require_settings_of(overlay)
     changed = planted(overlays[overlay], kind, fault)
     faults = faults_of(changed, min_workers=MIN_WORKERS[overlay])
     lines = [line for line in faults if line.startswith(f"{file}: {kind}/")]
