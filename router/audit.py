@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -67,7 +68,8 @@ class JsonlSink:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        name = f"audit-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.jsonl"
+        host = socket.gethostname()  # a shared volume collects the files of many pods
+        name = f"audit-{datetime.now(UTC):%Y%m%dT%H%M%S}-{host}-{os.getpid()}.jsonl"
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         self._descriptor = os.open(folder / name, flags, 0o600)
 
