@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from deployments.engine_shell import RankLoad, RankStatus
 from engine.async_engine import AsyncEngine
@@ -65,7 +65,7 @@ class EngineRank:
         runner = self._lead_alone() if rendezvous is None else self._join(rendezvous)
         return RankLoad(os.getpid(), runner.weight_bytes, runner.kv_bytes)
 
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Returns never. Raises EngineError: why the rank has ended."""
         if self._follower is not None:
             self._follower.run()

@@ -33,7 +33,7 @@ class RankGroup:
         self._actors = tuple(actors)
         self._timeout_s = timeout_s
         # Handles of the very processes: a pid alone may be somebody else's by the time it is used.
-        self._processes = [os.pidfd_open(load.pid) for load in loads]
+        self._processes = [_open_process(load.pid) for load in loads]
         self._end_reason: str | None = None
 
     @property
@@ -161,6 +161,13 @@ def _rank_actor(place: RankPlace, resources: RankResources) -> Any:
             placement_group, placement_group_bundle_index=bundle_of(place.rank)
         ),
     )
+
+
+def _open_process(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError as exc:
+        raise BringUpError(f"the rank in process {pid} died as soon as it was loaded") from exc
 
 
 def _kill(process: int) -> None:

@@ -1,9 +1,8 @@
 """Every rank but the first: it computes what it is told, and decides nothing."""
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from engine.ranks.plan import PlannedChunk, decode_plan
 
@@ -76,31 +75,13 @@ class FollowerBooks:
 class FollowerLoop:
     """`run` reads a plan, executes it, and so on until rank 0 is gone."""
 
-    def __init__(
-        self,
-        runner: FollowingRunner,
-        plans: PlanSource,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, runner: FollowingRunner, plans: PlanSource) -> None:
         self._runner = runner
         self._plans = plans
-        self._clock = clock
         self._books = FollowerBooks()
-        self._started_at_s: float | None = None
 
-    @property
-    def stalled_s(self) -> float:
-        """Seconds since the running step began; 0 between steps."""
-        started_at_s = self._started_at_s
-        return 0.0 if started_at_s is None else self._clock() - started_at_s
-
-    def run(self) -> None:
+    def run(self) -> NoReturn:
         """Raises RankLost."""
         while True:
-            self._step(self._plans.read())
-
-    def _step(self, plan: bytes) -> None:
-        self._started_at_s = self._clock()
-        batch = self._books.open(decode_plan(plan))
-        self._books.close(batch, self._runner.follow(batch))
-        self._started_at_s = None
+            batch = self._books.open(decode_plan(self._plans.read()))
+            self._books.close(batch, self._runner.follow(batch))

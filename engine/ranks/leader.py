@@ -28,6 +28,8 @@ class LeadingExecutor:
         self._writer = PlanWriter()
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
+        assert not batch.spills, "a cold tier moves blocks of one rank: plans do not carry them"
+        assert not batch.restores, "a cold tier moves blocks of one rank: plans do not carry them"
         self._plans.publish(encode_plan(self._writer.plan(batch)))
         return self._runner.execute(batch)
 

@@ -312,3 +312,23 @@ def test_idle_engine_times_out_and_shuts_down(start):
     engine.shutdown()
     with pytest.raises(EngineStopped):
         engine.next_outputs()
+
+
+def test_run_out_lasts_as_long_as_the_loop_and_says_why_it_ended(start):
+    engine = start(fail_at_step=2)
+    ended = []
+
+    def run_out():
+        try:
+            engine.run_out()
+        except EngineStopped as exc:
+            ended.append(exc)
+
+    thread = threading.Thread(target=run_out)
+    thread.start()
+    assert not ended
+    engine.add("a", range(5), SamplingParams(9))
+    thread.join(PATIENCE_S)
+    (error,) = ended
+    assert "fake failure at step 2" in str(error)
+    assert isinstance(error.__cause__, RuntimeError)

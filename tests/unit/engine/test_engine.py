@@ -5,7 +5,13 @@ import pytest
 from engine.cache.block_allocator import BlockAllocator
 from engine.config import SchedulerConfig
 from engine.engine import Engine, EngineTotals
-from engine.errors import DuplicateSequence, IntegrityError, InvalidSequence, PromptTooLong
+from engine.errors import (
+    DuplicateSequence,
+    IntegrityError,
+    InvalidSamplingParams,
+    InvalidSequence,
+    PromptTooLong,
+)
 from engine.outputs import Usage
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
@@ -38,6 +44,15 @@ def test_tokens_come_out_one_a_step_and_the_last_says_why():
     assert tokens == expected_completion(range(5), 3, VOCAB_SIZE)
     assert [output.finish_reason for output in outputs] == [None, None, FinishReason.LENGTH]
     assert outputs[-1].usage == Usage(5, 0, 3)
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE])
+def test_a_bias_for_a_token_the_model_lacks_is_refused(token_id):
+    engine = engine_of()
+    engine.add("a", range(5), SamplingParams(3, logit_bias=((0, 1.0), (VOCAB_SIZE - 1, 1.0))))
+    with pytest.raises(InvalidSamplingParams, match=rf"in \[0, 97\), got {token_id};"):
+        engine.add("b", range(5), SamplingParams(3, logit_bias=((0, 1.0), (token_id, 1.0))))
+    assert len(drain(engine)) == 3
 
 
 def test_stats_tell_prefill_from_decode():
