@@ -10,7 +10,7 @@ from benchmarks.router.gateways import Gateway, Gateways
 from benchmarks.router.litellm_peer import PEER
 from benchmarks.router.script import Dialect
 
-OUR_LADDER = (130, 170, 250, 350, 500, 600, 700)
+OUR_LADDER = (130, 170, 250, 400, 550, 700)
 PEER_LADDER = (40, 60, 80, 100, 130)
 WINDOW_S = 6.0
 TIMEOUT_S = 2.0
