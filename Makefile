@@ -22,8 +22,9 @@ bench: $(INSTALLED) ## measure beside the peers, into benchmarks/results: about 
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.router
 
-conformance: $(INSTALLED) ## the official anthropic and openai SDKs' own tests against the router
+conformance: $(INSTALLED) ## the official anthropic and openai SDKs' own tests against the router, and through its proxy backend
 	$(BIN)/python -m tests.conformance.run
+	$(BIN)/python -m tests.conformance.run --through-proxy
 
 check: $(INSTALLED) ## format, lint, types and import contracts
 	$(BIN)/ruff format --check .

@@ -1,9 +1,12 @@
 """Runs the official SDKs' own tests against the real router over a scripted backend.
 
-`make conformance`, or `python -m tests.conformance.run`. Exits with 1 when a test does not pass, is
-skipped, or is not there.
+`make conformance`, or `python -m tests.conformance.run`. With `--through-proxy`, the names that the
+suites create with are routed to that router as an upstream, by another one. Exits with 1 when a
+test does not pass, is skipped, or is not there.
 """
 
+import argparse
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -12,26 +15,36 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from anthropic.resources.messages import DEPRECATED_MODELS
 from starlette.types import ASGIApp
 
 from deployments.model_files import BUILT_IN_MODEL, default_cache_dir, prepare_model
 from router.app import create_app
+from router.backends.pool import BackendPool
+from router.backends.proxy import ProxyUpstream
+from router.backends.upstream import UpstreamSettings, Wire
 from router.capabilities import Capability
 from router.catalog import Catalog
 from router.config import RouterConfig
 from router.identity import KeyRing, hash_key
+from router.teams import Team
 from tests.conformance.environment import Environment, EnvironmentFailed, prepare
 from tests.conformance.suites import KEYS, MODEL_NAMES, PAGE_CURSORS, SUITES, VERSIONS, Suite
 from tests.fakes.backend import FakeBackend
 from tests.fakes.router import MODEL, catalog, served
 
 ANSWER = "Hello there."
+KEY_VARIABLE = "FLASHRAY_CONFORMANCE_KEY"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--through-proxy", action="store_true")
+    options = parser.parse_args(arguments)
     installed = {sdk: importlib.metadata.version(sdk) for sdk in VERSIONS}
     if installed != VERSIONS:
         print(f"the suites are counted for {VERSIONS}, installed are {installed}: see suites.py")
@@ -42,14 +55,37 @@ def main() -> int:
     except EnvironmentFailed as failure:
         print(failure)
         return 1
-    with served(conforming_app(prepare_model(BUILT_IN_MODEL).path)) as url:
+    folder = prepare_model(BUILT_IN_MODEL).path
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(served(conforming_app(folder)))
+        if options.through_proxy:
+            url = stack.enter_context(served(proxying_app(folder, url)))
         passed = [run_suite(environment, suite, url) for suite in SUITES]
     num_tests = sum(suite.num_tests for suite in SUITES)
     print(f"{sum(passed)} of {num_tests} passed")
     return 0 if sum(passed) == num_tests else 1
 
 
-def conforming_app(model_folder: Path) -> ASGIApp:
+def proxying_app(model_folder: Path, url: str) -> ASGIApp:
+    """A router that creates nothing itself: it passes on, byte for byte, to the one at `url`."""
+    os.environ[KEY_VARIABLE] = KEYS[0]
+    upstreams = [
+        ProxyUpstream(UpstreamSettings(wire, "proxy", url, wire, api_key_env=KEY_VARIABLE))
+        for wire in get_args(Wire)
+    ]
+    names = {"anthropic": ("claude-opus-5-5", *DEPRECATED_MODELS), "openai": ("gpt-6-astra",)}
+    routes = [
+        {"model": name, "targets": [{"backend": wire, "model": name}]}
+        for wire in names
+        for name in dict.fromkeys(names[wire])
+    ]
+    team = Team("suites", backends=frozenset({"local", *names}))
+    return conforming_app(model_folder, BackendPool(upstreams, routes), (team,))
+
+
+def conforming_app(
+    model_folder: Path, pool: BackendPool | None = None, teams: Sequence[Team] = ()
+) -> ASGIApp:
     """A router whose one model can do everything, under every name and key the suites use."""
     model = dataclasses.replace(
         catalog(model_folder).resolve(MODEL), capabilities=frozenset(Capability)
@@ -60,6 +96,8 @@ def conforming_app(model_folder: Path) -> ASGIApp:
         backend=FakeBackend(token_ids=(*model.tokenizer.encode(ANSWER), *model.eos_token_ids)),
         keys=KeyRing({hash_key(key): "suites" for key in KEYS}),
         config=RouterConfig(),
+        pool=pool,
+        teams=teams,
     )
 
 
@@ -106,4 +144,4 @@ def _counts(report: Path) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -3,10 +3,11 @@
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.conformance import environment, run
-from tests.conformance.suites import SUITES, VERSIONS
+from tests.conformance.suites import KEYS, SUITES, VERSIONS
 
 CASES = """<testsuites><testsuite>
 <testcase name="a"/>
@@ -68,3 +69,19 @@ def test_an_environment_that_cannot_be_built_says_why(monkeypatch, tmp_path: Pat
     with pytest.raises(environment.EnvironmentFailed, match="no space left"):
         environment.prepare(tmp_path, VERSIONS)
     assert not list(tmp_path.rglob(environment.COMPLETE))
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [("/v1/messages", "claude-opus-5-5"), ("/v1/chat/completions", "gpt-6-astra")],
+)
+async def test_through_the_proxy_means_nowhere_else(monkeypatch, smollm2_path: Path, path, model):
+    monkeypatch.setenv(run.KEY_VARIABLE, "")
+    app = run.proxying_app(smollm2_path, "http://127.0.0.1:9")  # nobody listens there
+    headers = {"x-api-key": KEYS[0], "anthropic-version": "2023-06-01"}
+    body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://router") as client:
+        answer = await client.post(path, json=body, headers=headers)
+    assert answer.status_code == 503
+    assert answer.headers["x-flashray-backend"] in ("anthropic", "openai")
