@@ -28,6 +28,7 @@ from router.identity import KeyRing, hash_key
 
 OUTPUT_WAIT_S = 0.5
 START_TIMEOUT_S = 60.0
+NO_LEASE_S = 1e9  # router and engine die together: nobody has to prove that the other lives
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def serve_model(model_path: Path) -> Iterator[ServedModel]:
     config = AppConfig(model=str(model_path))
     files = prepare_model(config.model)
     rank = InProcessRank(AsyncEngine(build_engine(engine_config(str(files.path), config.engine))))
-    shell = EngineShell(rank, ShellOptions())
+    shell = EngineShell(rank, ShellOptions(lease_s=NO_LEASE_S))
     key = f"sk-flashray-{secrets.token_urlsafe(24)}"
     app = create_app(
         catalog=Catalog([served_model(files, config)], {}),
