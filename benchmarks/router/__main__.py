@@ -1,4 +1,4 @@
-"""`python -m benchmarks.router`: results/router.json, in about five minutes."""
+"""`python -m benchmarks.router`: results/router-cpu.json, in about five minutes."""
 
 import asyncio
 import os
@@ -35,4 +35,4 @@ async def _measure(progress: Progress, cores: set[int]) -> list[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(run_benchmark("router", GATE, measure, PACKAGES, "benchmarks.router"))
+    sys.exit(run_benchmark("router-cpu", GATE, measure, PACKAGES, "benchmarks.router"))

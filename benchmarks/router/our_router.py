@@ -1,6 +1,7 @@
 """Our router with everything on: keys, limits in a real Valkey, the audit as JSON lines."""
 
 import argparse
+import gc
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,8 @@ def main() -> None:
         socket = folder / "socket"
         with ValkeyServer(port=0, data_dir=folder, unix_socket_path=socket, unix_socket_perm=600):
             app = router_app(prepare_model(BUILT_IN_MODEL), f"unix://{socket}", folder / "audit")
+            gc.collect()
+            gc.freeze()  # as the ingress does
             uvicorn.run(app, port=port, log_level="warning", access_log=False)
 
 
