@@ -234,6 +234,21 @@ def test_two_with_one_prefix_restore_it_once_each_and_share_the_first():
     assert bench.completion("c") == expected_completion(range(18), 4, VOCAB_SIZE)
 
 
+def test_one_that_gave_up_shares_what_another_gets_in_the_same_step():
+    tier = warm_tier(range(16), delays=[1, None])
+    bench = Bench(tier, num_blocks=20)
+    bench.add("b", range(17))
+    second = bench.add("c", range(18))
+    bench.step()
+    bench.step()
+    bench.clock.now_s += 1
+    bench.step()
+    assert [len(batch.restores) for batch in bench.executor.batches] == [4]
+    assert second.num_cached_tokens == 16
+    bench.drain()
+    assert bench.completion("c") == expected_completion(range(18), 4, VOCAB_SIZE)
+
+
 def test_hits_evicted_while_waiting_are_asked_for_too():
     tier = warm_tier(range(16), delays=[0, 2, 0])
     bench = Bench(tier)
