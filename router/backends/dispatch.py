@@ -201,12 +201,13 @@ class Dispatcher:
         upstream = self.pool.upstreams[target.backend]
         team = self.pipeline.accounting.team_of(account)
         reader = EventReader(upstream.settings.protocol)
-        request = _upstream_request(target, upstream, call, team.name)
-        num_bytes, metrics = len(request.content), self.pipeline.metrics
-        meter = UpstreamMeter(account, target.backend, reader.fold, num_bytes, metrics)
+        meter = UpstreamMeter(
+            account, target.backend, reader.fold, len(call.body.content), self.pipeline.metrics
+        )
         async with self.pipeline.queue.slot(team, sum(_est_tokens(call))):
             try:
                 with self.pool.judged(target.backend) as verdict:
+                    request = _upstream_request(target, upstream, call, team.name)
                     async with upstream.send(request) as response:
                         account.upstream_request_id = _request_id(response)
                         meter.observe()

@@ -91,11 +91,11 @@ class Upstream:
         self, settings: UpstreamSettings, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self.settings = settings
-        cafile = str(settings.ca_file) if settings.ca_file else None
+        """Raises ValueError for a `ca_file` that holds no certificates."""
         # The environment stays out: a .netrc or proxy variable would send keys elsewhere.
         self._client = httpx.AsyncClient(
             base_url=settings.url,
-            verify=ssl.create_default_context(cafile=cafile) if cafile else True,
+            verify=True if settings.ca_file is None else _tls_context(settings.ca_file),
             headers={"accept-encoding": "identity"},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
             follow_redirects=False,
@@ -191,6 +191,13 @@ def error_of(payload: Any) -> RouterError | None:
     if "rate_limit" in kind:
         return RateLimited(message, retry_after_s=DEFAULT_RETRY_AFTER_S)
     return BackendError(message)
+
+
+def _tls_context(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except OSError as exc:
+        raise ValueError(f"ca_file {ca_file}: expected certificates in PEM, got {exc}") from exc
 
 
 async def _start_of(response: httpx.Response) -> bytes:

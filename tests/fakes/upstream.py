@@ -3,6 +3,7 @@ and keeps what it was sent. In process as an httpx transport, or as a server on 
 
 import asyncio
 import contextlib
+import ssl
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
@@ -56,15 +57,16 @@ class FakeUpstream:
         return _Transport(self)
 
     @contextlib.contextmanager
-    def served(self) -> Iterator[str]:
+    def served(self, tls: ssl.SSLContext | None = None) -> Iterator[str]:
         """The base URL of a server in a thread of its own."""
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever)
         thread.start()
         try:
-            starting = asyncio.start_server(self._serve, "127.0.0.1", 0)
+            starting = asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
             server = asyncio.run_coroutine_threadsafe(starting, loop).result(10)
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            scheme = "http" if tls is None else "https"
+            yield f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         finally:
             asyncio.run_coroutine_threadsafe(_stop(server), loop).result(10)
             loop.call_soon_threadsafe(loop.stop)

@@ -1,10 +1,14 @@
 """Upstreams that fail, in every way we know, and what the client is told instead."""
 
 import json
+import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from router.backends.proxy import ProxyUpstream
+from router.backends.upstream import UpstreamSettings
 from router.sse.codec import EventDecoder
 from tests.fakes.backend import FakeBackend
 from tests.fakes.routed import KEY_ENV, UPSTREAM_KEY, Routed, claude_body, gpt_body
@@ -227,3 +231,75 @@ async def test_a_fallback_that_cannot_take_the_request_leaves_the_first_failure(
     answer = await client.post("/v1/messages", json=claude_body("safe", tools=tools))
     assert answer.status_code == 503
     assert "proxy" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("ends", ["stall", "cut"])
+async def test_a_silence_is_bridged_with_comments_and_can_still_be_mended(
+    smollm2_path: Path, monkeypatch, ends
+):
+    monkeypatch.setenv(KEY_ENV, UPSTREAM_KEY)
+    routed = Routed(smollm2_path, FakeBackend(token_ids=IDS), keep_alive_s=0.02)
+    slow = Script((LIFECYCLE, b": still here\n\n", b": and here\n\n"), ends=ends, delay_s=0.03)
+    async with routed.client() as client:
+        for upstream in (slow, stream("anthropic_text", delay_s=0.05)):
+            routed.upstreams["proxy"].script(upstream)
+            answer = await client.post("/v1/messages", json=claude_body("safe", stream=True))
+            assert answer.status_code == 200
+            assert answer.content.startswith(b": ka\n")
+            assert b"event: error" not in answer.content
+            assert answer.content.count(b"event: message_start") == 1
+            assert answer.content.replace(b": ka\n", b"").endswith(b"\n\n")
+        assert answer.content.replace(b": ka\n", b"") == TEXT
+        routed.upstreams["proxy"].script(slow)
+        body = claude_body("claude-proxy", stream=True)
+        answer = await client.post("/v1/messages", json=body)
+    events = EventDecoder().decode(answer.content)
+    assert [event.event for event in events] == ["error"]
+
+
+@pytest.mark.parametrize("ends", ["cut", "stall", "refuse"])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_faults_on_a_real_connection(routed, client, ends, is_stream):
+    upstream = routed.upstreams["proxy"]
+    with upstream.served() as url:
+        settings = UpstreamSettings(
+            "proxy", "proxy", url, stall_timeout_s=0.2, answer_timeout_s=0.2
+        )
+        routed.pool.upstreams["proxy"] = ProxyUpstream(settings)
+        for chunks in ((), (LIFECYCLE,), (TEXT[: TEXT.index(b"of France")],)):
+            upstream.script(Script(chunks, ends=ends))
+            body = claude_body("safe", stream=is_stream)
+            answer = await client.post("/v1/messages", json=body)
+            assert answer.status_code == 200
+            has_content = is_stream and b"capital" in b"".join(chunks) and ends != "refuse"
+            assert answer.content.count(b"event: error") == int(has_content)
+            assert answer.headers["x-flashray-backend"] == ("proxy" if has_content else "local")
+            routed.pool.breakers["proxy"].succeeded()
+        await routed.pool.close()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A self-signed one of 127.0.0.1; its key lies beside it."""
+    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    subject = ["-subj", "/CN=gateway", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "ca.pem")]
+    command = ["openssl", "req", "-x509", *options, *subject, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    return tmp_path / "ca.pem"
+
+
+async def test_a_gateway_with_a_ca_of_its_own(routed, client, certificate: Path, tmp_path: Path):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
+    with routed.upstreams["proxy"].served(context) as url:
+        for ca_file, status in ((None, 503), (certificate, 200)):
+            settings = UpstreamSettings("proxy", "proxy", url, ca_file=ca_file)
+            routed.pool.upstreams["proxy"] = ProxyUpstream(settings)
+            body = claude_body("claude-proxy", stream=True)
+            answer = await client.post("/v1/messages", json=body)
+            assert answer.status_code == status
+            await routed.pool.upstreams["proxy"].close()
+    (tmp_path / "empty.pem").write_text("")
+    with pytest.raises(ValueError, match=r"empty\.pem: expected certificates in PEM"):
+        ProxyUpstream(UpstreamSettings("p", "proxy", url, ca_file=tmp_path / "empty.pem"))
