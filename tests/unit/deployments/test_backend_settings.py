@@ -91,3 +91,11 @@ def test_a_loopback_server_may_stand_for_claude(tmp_path: Path):
 
 def test_routes_survive_a_round_trip_through_yaml(tmp_path: Path):
     assert list(config_of(GOOD, tmp_path).routes) == yaml.safe_load(GOOD)["routes"]
+
+
+def test_the_documents_example_is_a_configuration(tmp_path: Path):
+    document = Path(__file__).parents[3] / "docs" / "backends.md"
+    example = document.read_text().split("```yaml")[1].split("```")[0]
+    config = config_of(example, tmp_path)
+    assert [backend.name for backend in config.backends] == ["claude", "gateway", "ollama"]
+    assert len(config.routes) == 1
