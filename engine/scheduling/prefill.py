@@ -78,7 +78,7 @@ def find_admissible(
         if not fits and (running or found or num_awaiting):
             break
         num_claimed += num_needed
-        if restores.is_awaited(sequence.seq_id, sequence.cache_salt, chain, len(hits)):
+        if _is_restoring(sequence, chain, hits, allocator, restores, is_alone=not running):
             num_awaiting += 1
             continue
         num_ready = len(hits) + restores.num_found(sequence.seq_id, len(hits))
@@ -112,6 +112,22 @@ def plan_prefills(
 def _shareable_chain(sequence: Sequence, allocator: BlockAllocator) -> list[bytes]:
     """Hashes of the full blocks, never of all tokens: one has to be computed to sample."""
     return sequence.block_hashes[: (sequence.num_tokens - 1) // allocator.block_size]
+
+
+def _is_restoring(
+    sequence: Sequence,
+    chain: list[bytes],
+    hits: list[int],
+    allocator: BlockAllocator,
+    restores: Restores,
+    *,
+    is_alone: bool,
+) -> bool:
+    """Alone, it holds nobody up: all that was found is written at its admission."""
+    whose = sequence.seq_id, sequence.cache_salt, chain
+    if restores.is_awaited(*whose, len(hits)):
+        return True
+    return not is_alone and restores.is_staged(*whose, hits, allocator)
 
 
 def _admit(sequence: Sequence, allocator: BlockAllocator, restores: Restores) -> None:

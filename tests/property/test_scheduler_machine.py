@@ -30,10 +30,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_sequences=st.sampled_from([1, 2, 3, 5]),
         num_spare_tokens=st.sampled_from([0, 1, 2, 4, 12]),
         enable_prefix_cache=st.sampled_from([True, True, False]),
+        max_restores=st.sampled_from([1, 2, 64]),
         delays=st.none() | st.lists(st.sampled_from([0, 0, 1, 3, 9, None]), max_size=12),
     )
     def start(
-        self, num_spare_blocks, max_num_sequences, num_spare_tokens, enable_prefix_cache, delays
+        self,
+        num_spare_blocks,
+        max_num_sequences,
+        num_spare_tokens,
+        enable_prefix_cache,
+        max_restores,
+        delays,
     ):
         self.config = SchedulerConfig(max_num_sequences, max_num_sequences + num_spare_tokens)
         self.allocator = BlockAllocator(
@@ -41,7 +48,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.now_s = 0.0
         self.tier = None if delays is None else FakeColdTier(delays)
-        self.restores = Restores(self.tier, max_wait_s=MAX_WAIT_S, clock=lambda: self.now_s)
+        self.restores = Restores(
+            self.tier,
+            max_wait_s=MAX_WAIT_S,
+            max_per_step=max_restores,
+            clock=lambda: self.now_s,
+        )
+        self.max_restores = max_restores
         self.scheduler = Scheduler(
             self.config,
             self.allocator,
@@ -107,7 +120,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight is None)
     @rule()
     def execute(self):
+        had_running = self.scheduler.num_running > 0
         batch = self.scheduler.schedule()
+        assert not had_running or len(batch.restores) <= self.max_restores
         self.now_s += STEP_S
         is_idle = self.restores.num_awaited > 0 and self.scheduler.num_running == 0
         assert bool(batch) or is_idle == self.scheduler.has_work
@@ -180,7 +195,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert oldest.seq_id in scheduled, "the oldest sequence stands still"
 
     def check_restores(self, batch):
-        """Every restored block is read by a sequence of this step that owns its content."""
+        """Every restored block is read by a sequence of this step that owns its content, or can be
+        found in the prefix cache."""
         owned = {
             (block_id, block_hash)
             for entry in batch.scheduled
@@ -189,8 +205,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
         }
         restored = [(restore.block_id, restore.block_hash) for restore in batch.restores]
-        assert len(restored) == len(set(restored))
-        assert set(restored) <= owned
+        assert len(restored) == len({block_id for block_id, _ in restored})
+        for block_id, block_hash in set(restored) - owned:
+            assert self.allocator.match_prefix([block_hash]) == [block_id]
 
     def check_outcome(self, sequence):
         prompt = sequence.token_ids[: sequence.num_prompt_tokens]

@@ -4,7 +4,7 @@ import pytest
 
 from engine.cache.block_allocator import BlockAllocator
 from engine.cache.spill import Restores
-from engine.cache.tiers import ColdBlock
+from engine.cache.tiers import BlockRestore, ColdBlock
 from engine.config import SchedulerConfig
 from engine.engine import Engine
 from engine.errors import IntegrityError
@@ -31,10 +31,14 @@ class Clock:
 class Bench:
     """A whole engine over the fake executor, with a cold tier that outlives it."""
 
-    def __init__(self, tier, *, num_blocks=9, context=32, max_num_sequences=4):
+    def __init__(
+        self, tier, *, num_blocks=9, context=32, max_num_sequences=4, max_restores_per_step=64
+    ):
         self.clock = Clock()
         self.allocator = BlockAllocator(num_blocks, BLOCK_SIZE, enable_prefix_cache=True)
-        self.restores = Restores(tier, max_wait_s=0.5, clock=self.clock)
+        self.restores = Restores(
+            tier, max_wait_s=0.5, max_per_step=max_restores_per_step, clock=self.clock
+        )
         self.scheduler = Scheduler(
             SchedulerConfig(max_num_sequences, 32),
             self.allocator,
@@ -222,6 +226,49 @@ def test_answer_to_an_aborted_sequence_is_not_given_to_its_namesake():
     bench.step()
     bench.engine.abort("b")
     assert bench.run("b", range(60, 77)) == 0
+
+
+@pytest.mark.parametrize(("max_restores_per_step", "expected"), [(1, [1] * 4), (3, [3, 1])])
+def test_beside_others_a_long_prefix_comes_in_parts(max_restores_per_step, expected):
+    tier = warm_tier(range(16))
+    bench = Bench(tier, num_blocks=16, max_restores_per_step=max_restores_per_step)
+    bench.add("busy", [90], max_tokens=20)
+    bench.step()
+    sequence = bench.add("b", range(17))
+    bench.drain()
+    restores = [len(batch.restores) for batch in bench.executor.batches if batch.restores]
+    assert restores == expected
+    assert sequence.num_cached_tokens == 16
+    assert bench.completion("b") == expected_completion(range(17), 4, VOCAB_SIZE)
+
+
+def test_parts_stop_at_a_block_that_the_gpu_still_has():
+    tier = warm_tier(range(16))
+    bench = Bench(tier, num_blocks=16, max_restores_per_step=3)
+    bench.add("busy", [90], max_tokens=20)
+    bench.step()
+    sequence = bench.add("b", range(17))
+    (kept,) = bench.allocator.allocate(1)
+    bench.allocator.register(kept, sequence.block_hashes[2], b"")
+    bench.executor._restore(
+        [BlockRestore(kept, sequence.block_hashes[2], (stored_payload(tier, sequence, 2),))]
+    )
+    bench.allocator.free([kept])
+    bench.drain()
+    restores = [len(batch.restores) for batch in bench.executor.batches if batch.restores]
+    assert restores == [2, 1]
+    assert sequence.num_cached_tokens == 16
+
+
+def stored_payload(tier, sequence, index):
+    return tier.stored[sequence.cache_salt, sequence.block_hashes[index]][0]
+
+
+def test_alone_a_long_prefix_comes_at_once():
+    tier = warm_tier(range(16))
+    bench = Bench(tier, max_restores_per_step=1)
+    assert bench.run("b", range(17)) == 16
+    assert [len(batch.restores) for batch in bench.executor.batches if batch.restores] == [4]
 
 
 def test_two_with_one_prefix_restore_it_once_each_and_share_the_first():
