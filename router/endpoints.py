@@ -57,7 +57,9 @@ class Endpoints:
         account = await self._account(request)
         version = _anthropic_version(request)
         content, headers = await self._body(request), dict(request.headers)
-        call = ClaudeCall(account.request_id, content, headers, _query(request), version, True)
+        call = ClaudeCall(
+            account.request_id, content, headers, _query(request), version, is_count=True
+        )
         route = self.dispatcher.route_of(call)
         if route is not None:
             return await self.dispatcher.count_tokens(route, call, account)

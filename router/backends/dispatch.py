@@ -126,7 +126,7 @@ class Dispatcher:
             "target failed request_id=%s backend=%s error=%s",
             account.request_id,
             target.backend,
-            failure,
+            type(failure).__name__,  # its message may quote the conversation
         )
 
     async def _answer(self, target: Target, call: ClientCall, account: RequestAccount) -> Response:
@@ -228,7 +228,9 @@ class Dispatcher:
                 f"model: the backend of {call.body.model} cannot count tokens", param="model"
             )
         content, headers = call.body.with_model(target.model), allowed_headers(call.headers)
-        request = UpstreamRequest(COUNT_PATH, content, headers, team, False, call.query)
+        request = UpstreamRequest(
+            COUNT_PATH, content, headers, team, is_stream=False, query=call.query
+        )
         async with upstream.send(request) as response:
             content = await whole_body(response)
         return Response(content, media_type=response.headers.get("content-type"))
@@ -243,7 +245,8 @@ def _upstream_request(
     wire = upstream.settings.protocol
     if wire == call.wire:
         content, headers = call.body.with_model(target.model), allowed_headers(call.headers)
-        return UpstreamRequest(PATHS[wire], content, headers, team, call.body.is_stream, call.query)
+        is_stream, query = call.body.is_stream, call.query
+        return UpstreamRequest(PATHS[wire], content, headers, team, is_stream, query)
     content = translated_body(call.chat, target.model, wire)
     headers = {"content-type": "application/json", "accept": "text/event-stream"}
     if wire == "anthropic":
