@@ -20,7 +20,7 @@ from engine.models.model_config import ModelConfig
 from engine.models.shard import shard_of
 from engine.models.weights import find_weight_files, load_weights, resolve_dtype
 from engine.ranks.follower import FollowerLoop
-from engine.ranks.group import SINGLE_RANK, RankGroup
+from engine.ranks.group import SINGLE_RANK, Ranks
 from engine.ranks.leader import LeadingExecutor
 from engine.ranks.plan import max_plan_bytes
 from engine.ranks.plan_ring import PlanReader, PlanRing, ring_capacity
@@ -37,15 +37,13 @@ def build_engine(config: EngineConfig) -> Engine:
 
 
 def build_engine_around(
-    runner: ModelRunner, config: EngineConfig, ranks: RankGroup = SINGLE_RANK
+    runner: ModelRunner, config: EngineConfig, ranks: Ranks = SINGLE_RANK
 ) -> Engine:
     """The engine over a runner of `build_model_runner`, made of the same arguments."""
     return _engine_over(runner, runner, config, ranks)
 
 
-def build_leader(
-    runner: ModelRunner, config: EngineConfig, ranks: RankGroup, ring: PlanRing
-) -> Engine:
+def build_leader(runner: ModelRunner, config: EngineConfig, ranks: Ranks, ring: PlanRing) -> Engine:
     """Rank 0 of several: its plans go to the others through `ring`."""
     return _engine_over(LeadingExecutor(runner, ring), runner, config, ranks)
 
@@ -64,7 +62,7 @@ def open_ring(config: EngineConfig, num_ranks: int) -> PlanRing:
     return PlanRing(num_ranks - 1, ring_capacity(largest))
 
 
-def build_model_runner(config: EngineConfig, ranks: RankGroup = SINGLE_RANK) -> ModelRunner:
+def build_model_runner(config: EngineConfig, ranks: Ranks = SINGLE_RANK) -> ModelRunner:
     """Sets torch's thread count, process-wide. Every rank must be built at the same time. Raises
     what `build_engine` raises, and RankLost."""
     torch.set_num_threads(config.num_threads)
@@ -80,7 +78,7 @@ def build_model_runner(config: EngineConfig, ranks: RankGroup = SINGLE_RANK) -> 
 
 
 def _engine_over(
-    executor: Executor, runner: ModelRunner, config: EngineConfig, ranks: RankGroup
+    executor: Executor, runner: ModelRunner, config: EngineConfig, ranks: Ranks
 ) -> Engine:
     scheduler = Scheduler(
         config.scheduler,
@@ -109,9 +107,7 @@ def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def cache_address(
-    config: EngineConfig, model: ModelConfig, ranks: RankGroup = SINGLE_RANK
-) -> bytes:
+def cache_address(config: EngineConfig, model: ModelConfig, ranks: Ranks = SINGLE_RANK) -> bytes:
     """What the bytes of a cached block depend on besides its tokens, as 32 bytes."""
     dtype = resolve_dtype(config.dtype, model.dtype, config.device)
     parts = (

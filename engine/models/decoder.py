@@ -13,7 +13,7 @@ from engine.models.model_config import ModelConfig
 from engine.models.rope import Rope, build_rope
 from engine.models.shard import Span, shard_of
 from engine.models.weights import DecoderWeights, LayerWeights
-from engine.ranks.group import SINGLE_RANK, RankGroup
+from engine.ranks.group import SINGLE_RANK, Ranks
 from kernels.linear.api import linear
 from kernels.rms_norm.api import rms_norm
 from kernels.rotary.api import rotary
@@ -31,7 +31,7 @@ class Decoder:
     config: ModelConfig
     weights: DecoderWeights
     rope: Rope
-    ranks: RankGroup
+    ranks: Ranks
     vocabulary: Span
 
     def forward(
@@ -88,7 +88,7 @@ class Decoder:
 
 
 def build_decoder(
-    config: ModelConfig, weights: DecoderWeights, ranks: RankGroup = SINGLE_RANK
+    config: ModelConfig, weights: DecoderWeights, ranks: Ranks = SINGLE_RANK
 ) -> Decoder:
     """`config` is the whole model's, `weights` are the rank's."""
     shard = shard_of(config, ranks)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from engine.models.heads import refuse_uneven_heads
 from engine.models.model_config import ModelConfig
-from engine.ranks.group import RankGroup
+from engine.ranks.group import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Shard:
     vocabulary: Span
 
 
-def shard_of(config: ModelConfig, ranks: RankGroup) -> Shard:
+def shard_of(config: ModelConfig, ranks: Ranks) -> Shard:
     """Raises UnsupportedModel when the heads cannot be dealt out to so many ranks."""
     refuse_uneven_heads(config.num_heads, config.num_kv_heads, ranks.size)
     heads = even_span(config.num_heads, ranks.rank, ranks.size)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from engine.errors import CheckpointError, UnsupportedModel
 from engine.models.model_config import DTYPES, ModelConfig
 from engine.models.shard import Shard, Span, shard_of, whole
-from engine.ranks.group import SINGLE_RANK, RankGroup
+from engine.ranks.group import SINGLE_RANK, Ranks
 from kernels.linear.api import PackedLinear, pack_linear
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -110,7 +110,7 @@ def load_weights(
     config: ModelConfig,
     dtype: torch.dtype,
     device: str = "cpu",
-    ranks: RankGroup = SINGLE_RANK,
+    ranks: Ranks = SINGLE_RANK,
 ) -> DecoderWeights:
     """This rank's shard. Raises CheckpointError naming file and tensor, UnsupportedModel."""
     shard, hidden = shard_of(config, ranks), whole(config.hidden_size)

@@ -19,7 +19,7 @@ from engine.errors import RankLost
 LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"  # all ranks of an engine are on one node
 
 
-class RankGroup(Protocol):
+class Ranks(Protocol):
     """Every rank must make the same calls in the same order. Raises RankLost."""
 
     @property

@@ -1,27 +1,23 @@
 """Greedy tokens of several ranks equal those of one, through Serve: the real SmolLM2 on three, and
 random Llama and Qwen3 models on two and four, one actor for each (imagined) GPU."""
 
-import asyncio
-import os
-import uuid
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from cluster.bringup import LocalRay, RayOptions
-from deployments.config import EngineSettings
-from deployments.engine_shell import RankLoad
-from deployments.local_backend import LocalBackend
 from engine.build import build_engine
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.sampling_params import SamplingParams
-from router.generation import GenerationRequest, SamplingSettings
+from tests.e2e.rank_server import Answer, Case
 
-pytestmark = [pytest.mark.ray, pytest.mark.model, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.ray, pytest.mark.model]
 
 NUM_NEW_TOKENS = 24
 MAX_MODEL_LEN = 640
@@ -40,9 +36,27 @@ SIZES: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def ray_up() -> Iterator[None]:
-    with LocalRay(RayOptions(num_cpus=8, num_gpus=4, include_dashboard=False)):
-        yield
+def server() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.e2e.rank_server"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    yield process
+    process.communicate(timeout=60)
+
+
+def ask(server: subprocess.Popen[str], case: Case) -> Answer:
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps(dataclasses.asdict(case)) + "\n")
+    server.stdin.flush()
+    for line in server.stdout:  # Ray's own lines come between
+        if line.startswith("{"):
+            return Answer(**json.loads(line))
+    raise AssertionError(f"the server ended with {server.wait()}")
 
 
 def random_model(folder: Path, family: str, num_kv_heads: int) -> Path:
@@ -54,15 +68,15 @@ def random_model(folder: Path, family: str, num_kv_heads: int) -> Path:
     return folder
 
 
-def prompts_of(vocab_size: int) -> list[tuple[int, ...]]:
+def prompts_of(vocab_size: int) -> list[list[int]]:
     """Of 1 to 600 tokens, some with a common beginning: chunked prefills and prefix hits."""
     generator = torch.Generator().manual_seed(7)
     drawn = torch.randint(3, vocab_size, (600,), generator=generator).tolist()
     lengths = (1, 3, 40, 128, 200, 600)
-    return [tuple(drawn[:length]) for length in lengths] + [tuple(drawn[90:300])]
+    return [drawn[:length] for length in lengths] + [drawn[90:300]]
 
 
-def expected_of(model_path: Path, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+def expected_of(model_path: Path, prompts: list[list[int]]) -> list[list[int]]:
     engine = build_engine(
         EngineConfig(
             model_path,
@@ -80,63 +94,27 @@ def expected_of(model_path: Path, prompts: list[tuple[int, ...]]) -> list[list[i
     return completions
 
 
-@asynccontextmanager
-async def serving(model_path: Path, num_ranks: int) -> AsyncIterator[Any]:
-    from ray import serve
-
-    from deployments.flash_engine import engine_deployment
-
-    settings = EngineSettings(
-        tensor_parallel_size=num_ranks,
-        gpus_per_rank=1,
-        kv_cache_gib=0.25,
-        max_model_len=MAX_MODEL_LEN,
-        lease_s=60,
-    )
-    name = f"ranks-{num_ranks}"
-    deployment = engine_deployment(str(model_path), settings)
-    await asyncio.to_thread(serve.run, deployment, name=name, route_prefix=None)
-    try:
-        yield serve.get_deployment_handle("FlashEngine", name)
-    finally:
-        await asyncio.to_thread(serve.delete, name)
-
-
-async def complete(backend: LocalBackend, prompt: tuple[int, ...]) -> list[int]:
-    sampling = SamplingSettings(max_tokens=NUM_NEW_TOKENS, temperature=0.0)
-    request = GenerationRequest(uuid.uuid4().hex, "m", prompt, sampling)
-    await backend.submit(request)
-    return [
-        token_id
-        async for events in backend.subscribe(request.request_id)
-        for event in events
-        for token_id in event.token_ids
-    ]
-
-
-async def check_parity(model_path: Path, num_ranks: int, vocab_size: int) -> None:
+def check_parity(
+    server: subprocess.Popen[str], model_path: Path, num_ranks: int, vocab_size: int
+) -> None:
     prompts = prompts_of(vocab_size)
     expected = expected_of(model_path, prompts)
-    async with serving(model_path, num_ranks) as engine:
-        backend = LocalBackend(engine, 60.0)
-        for _ in range(2):  # the second time over cached prefixes
-            completions = await asyncio.gather(*(complete(backend, prompt) for prompt in prompts))
-            assert completions == expected
-        check_bytes(await engine.rank_loads.remote(), num_ranks)
+    case = Case(str(model_path), num_ranks, MAX_MODEL_LEN, NUM_NEW_TOKENS, prompts)
+    answer = ask(server, case)
+    assert answer.first == expected
+    assert answer.second == expected
+    assert len(set(answer.pids)) == num_ranks
+    for num_bytes in (answer.weight_bytes, answer.kv_bytes):
+        assert max(num_bytes) <= (1 + TOLERANCE) * min(num_bytes)
 
 
-def check_bytes(loads: list[RankLoad], num_ranks: int) -> None:
-    assert len({load.pid for load in loads} - {os.getpid()}) == num_ranks
-    for numbers in zip(*((load.weight_bytes, load.kv_bytes) for load in loads), strict=True):
-        assert max(numbers) <= (1 + TOLERANCE) * min(numbers)
-
-
-async def test_smollm2_on_three_ranks(ray_up, smollm2_path):
-    await check_parity(smollm2_path, 3, 49_152)
+def test_smollm2_on_three_ranks(server, smollm2_path):
+    check_parity(server, smollm2_path, 3, 49_152)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize(("family", "num_kv_heads"), [("Llama", 4), ("Qwen3", 2)])
-async def test_random_models(ray_up, family, num_kv_heads, num_ranks, tmp_path):
+def test_random_models(server, family, num_kv_heads, num_ranks, tmp_path):
     """Qwen3 has two KV heads: on four ranks, each is held twice."""
-    await check_parity(random_model(tmp_path, family, num_kv_heads), num_ranks, 1021)
+    folder = random_model(tmp_path, family, num_kv_heads)
+    check_parity(server, folder, num_ranks, 1021)
