@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 
 from engine.cache.block_allocator import BlockAllocator
+from engine.cache.spill import Restores
+from engine.cache.tiers import ColdTier
 from engine.config import EngineConfig
 from engine.engine import Engine, Executor
 from engine.errors import CacheTooSmall, CheckpointError, EngineError
@@ -30,10 +32,10 @@ CACHE_LAYOUT_VERSION = 1  # counts up when the same tokens get different bytes i
 _NUM_SAMPLED_PAGES, _PAGE_BYTES = 64, 4096
 
 
-def build_engine(config: EngineConfig) -> Engine:
+def build_engine(config: EngineConfig, cold_tier: ColdTier | None = None) -> Engine:
     """An engine of one rank. Loads the weights: seconds. Raises UnsupportedModel, CheckpointError,
-    CacheTooSmall."""
-    return build_engine_around(build_model_runner(config), config)
+    CacheTooSmall, EngineError."""
+    return build_engine_around(build_model_runner(config, cold_tier=cold_tier), config)
 
 
 def build_engine_around(
@@ -45,7 +47,7 @@ def build_engine_around(
 
 def build_leader(runner: ModelRunner, config: EngineConfig, ranks: Ranks, ring: PlanRing) -> Engine:
     """Rank 0 of several: its plans go to the others through `ring`."""
-    return _engine_over(LeadingExecutor(runner, ring), runner, config, ranks)
+    return _engine_over(LeadingExecutor(runner, ring, ranks.size), runner, config, ranks)
 
 
 def build_follower(runner: ModelRunner, plans: PlanReader) -> FollowerLoop:
@@ -62,9 +64,17 @@ def open_ring(config: EngineConfig, num_ranks: int) -> PlanRing:
     return PlanRing(num_ranks - 1, ring_capacity(largest))
 
 
-def build_model_runner(config: EngineConfig, ranks: Ranks = SINGLE_RANK) -> ModelRunner:
-    """Sets torch's thread count, process-wide. Every rank must be built at the same time. Raises
-    what `build_engine` raises, and RankLost."""
+def build_model_runner(
+    config: EngineConfig, ranks: Ranks = SINGLE_RANK, cold_tier: ColdTier | None = None
+) -> ModelRunner:
+    """Sets torch's thread count, process-wide. Every rank must be built at the same time, each
+    with its own client of the cold tier or all without. Raises what `build_engine` raises, and
+    RankLost."""
+    if cold_tier is not None and not config.cache.enable_prefix_cache:
+        raise EngineError(
+            "a cold tier keeps blocks of the prefix cache, which is off; "
+            "turn on enable_prefix_cache or leave the cold tier out"
+        )
     torch.set_num_threads(config.num_threads)
     model = ModelConfig.from_folder(config.model_path)
     local = shard_of(model, ranks).local
@@ -74,7 +84,7 @@ def build_model_runner(config: EngineConfig, ranks: Ranks = SINGLE_RANK) -> Mode
     weights = load_weights(config.model_path, model, dtype, config.device, ranks)
     kv = KVTensors.allocate(local, num_blocks, config.cache.block_size, dtype, weights.device)
     backend = ReferenceAttention(kv, model.sliding_windows, scale=model.head_dim**-0.5)
-    return ModelRunner(build_decoder(model, weights, ranks), kv, backend, Sampler())
+    return ModelRunner(build_decoder(model, weights, ranks), kv, backend, Sampler(), cold_tier)
 
 
 def _engine_over(
@@ -85,6 +95,7 @@ def _engine_over(
         BlockAllocator(runner.num_blocks, runner.block_size, config.cache.enable_prefix_cache),
         resolve_max_model_len(config, runner.model_config),
         cache_address(config, runner.model_config, ranks),
+        None if runner.cold_tier is None else Restores(runner.cold_tier),
     )
     return Engine(
         scheduler,

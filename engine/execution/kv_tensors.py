@@ -45,8 +45,28 @@ class KVTensors:
         return self.keys[0].shape[1]
 
     @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (*self.keys, *self.values)
+
+    @property
+    def block_shape(self) -> torch.Size:
+        return self.keys[0].shape[1:]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.keys[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.keys[0].device
+
+    @property
     def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.itemsize for tensor in (*self.keys, *self.values))
+        return sum(tensor.numel() * tensor.itemsize for tensor in self.tensors)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.num_bytes // self.num_blocks
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -5,7 +5,10 @@ from functools import partial
 
 import torch
 
+from engine.cache.tiers import ColdBlock, ColdTier
 from engine.execution.attention import AttentionBackend
+from engine.execution.block_moves import BlockMoves, moves_of
+from engine.execution.block_payloads import copy_in, copy_out
 from engine.execution.inputs import Chunks, build_inputs
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.sampler import Sampler
@@ -19,12 +22,18 @@ class ModelRunner:
     """Owns the weights and the KV cache of one rank. Not thread-safe: one step at a time.
 
     With several ranks, `execute` on rank 0 returns when the others have called `follow` for the
-    same step. Both raise RankLost.
+    same step, and before it `move_blocks` if the step moves blocks. All raise RankLost.
     """
 
     def __init__(
-        self, decoder: Decoder, kv: KVTensors, backend: AttentionBackend, sampler: Sampler
+        self,
+        decoder: Decoder,
+        kv: KVTensors,
+        backend: AttentionBackend,
+        sampler: Sampler,
+        cold_tier: ColdTier | None = None,
     ) -> None:
+        self.cold_tier = cold_tier
         self._decoder = decoder
         self._kv = kv
         self._backend = backend
@@ -33,6 +42,10 @@ class ModelRunner:
     @property
     def model_config(self) -> ModelConfig:
         return self._decoder.config
+
+    @property
+    def rank(self) -> int:
+        return self._decoder.ranks.rank
 
     @property
     def num_blocks(self) -> int:
@@ -52,12 +65,27 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
-        """Store the KV of every scheduled token; one token for each of `batch.sampling`."""
+        """Move blocks, then store the KV of every scheduled token; one token for each of
+        `batch.sampling`."""
+        self.move_blocks(moves_of(batch, self.rank))
         sequences = [entry.sequence for entry in batch.sampling]
         sampled = self._sampler.sample(self.forward(batch), sequences)
         if sequences and self._decoder.ranks.size > 1:
             self._decoder.ranks.broadcast(self._ids(sampled.token_ids))
         return sampled
+
+    @torch.inference_mode()
+    def move_blocks(self, moves: BlockMoves) -> None:
+        """Returns once every rank has moved its own part."""
+        if not moves:
+            return
+        if moves.spills:
+            assert self.cold_tier is not None, "spills were planned without a cold tier"
+            payloads = copy_out(self._kv, [spill.block_id for spill in moves.spills])
+            pairs = zip(moves.spills, payloads, strict=True)
+            self.cold_tier.spill([ColdBlock(s.tenant, s.block_hash, part) for s, part in pairs])
+        copy_in(self._kv, moves.restored_ids, moves.payloads)
+        self._decoder.ranks.minimum(0)
 
     @torch.inference_mode()
     def follow(self, batch: Chunks) -> list[int]:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
+from engine.execution.block_moves import BlockMoves
+from engine.ranks.moves_file import is_notice, read_moves
 from engine.ranks.plan import PlannedChunk, decode_plan
 
 
@@ -32,6 +34,12 @@ class FollowedBatch:
 
 
 class FollowingRunner(Protocol):
+    @property
+    def rank(self) -> int: ...
+
+    def move_blocks(self, moves: BlockMoves) -> None:
+        """What a step moves, before the `follow` for that step."""
+
     def follow(self, batch: FollowedBatch) -> list[int]:
         """The token ids that rank 0 sampled, one for each chunk that samples, in order."""
 
@@ -73,7 +81,7 @@ class FollowerBooks:
 
 
 class FollowerLoop:
-    """`run` reads a plan, executes it, and so on until rank 0 is gone."""
+    """`run` reads a record, executes it, and so on until rank 0 is gone."""
 
     def __init__(self, runner: FollowingRunner, plans: PlanSource) -> None:
         self._runner = runner
@@ -83,5 +91,11 @@ class FollowerLoop:
     def run(self) -> NoReturn:
         """Raises RankLost."""
         while True:
-            batch = self._books.open(decode_plan(self._plans.read()))
-            self._books.close(batch, self._runner.follow(batch))
+            self._execute(self._plans.read())
+
+    def _execute(self, record: bytes) -> None:
+        if is_notice(record):
+            self._runner.move_blocks(read_moves(record, self._runner.rank))
+            return
+        batch = self._books.open(decode_plan(record))
+        self._books.close(batch, self._runner.follow(batch))

@@ -1,10 +1,13 @@
 """Rank 0 of several: it alone schedules, and says what it is about to compute before it does."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
+from engine.execution.block_moves import moves_of
 from engine.outputs import SampledTokens
+from engine.ranks.moves_file import MovesFile
 from engine.ranks.plan import PlannedChunk, encode_plan
 from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 from engine.sequence import Sequence, SequenceStatus
@@ -22,16 +25,22 @@ class BatchRunner(Protocol):
 class LeadingExecutor:
     """An Executor. Raises RankLost."""
 
-    def __init__(self, runner: BatchRunner, plans: PlanSink) -> None:
+    def __init__(self, runner: BatchRunner, plans: PlanSink, num_ranks: int) -> None:
         self._runner = runner
         self._plans = plans
+        self._num_ranks = num_ranks
         self._writer = PlanWriter()
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
-        assert not batch.spills, "a cold tier moves blocks of one rank: plans do not carry them"
-        assert not batch.restores, "a cold tier moves blocks of one rank: plans do not carry them"
-        self._plans.publish(encode_plan(self._writer.plan(batch)))
-        return self._runner.execute(batch)
+        with self._moves_file(batch) as file:
+            if file is not None:
+                self._plans.publish(file.notice)
+            self._plans.publish(encode_plan(self._writer.plan(batch)))
+            return self._runner.execute(batch)  # not before all ranks have moved their blocks
+
+    def _moves_file(self, batch: ScheduledBatch) -> MovesFile | nullcontext[None]:
+        moves = [moves_of(batch, rank) for rank in range(1, self._num_ranks)]
+        return MovesFile(moves) if moves[0] else nullcontext()
 
 
 @dataclass(slots=True)

@@ -13,12 +13,15 @@ from engine.build import (
     resolve_max_model_len,
     weights_sha256,
 )
+from engine.cache.tiers import BlockRestore, BlockSpill
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from engine.errors import CacheTooSmall, CheckpointError, EngineError
-from engine.execution.kv_tensors import block_bytes, num_blocks_for
+from engine.errors import CacheTooSmall, CheckpointError, EngineError, IntegrityError
+from engine.execution.block_payloads import copy_in, copy_out
+from engine.execution.kv_tensors import KVTensors, block_bytes, num_blocks_for
 from engine.execution.model_runner import ModelRunner
 from engine.models.model_config import ModelConfig
 from engine.sampling_params import SamplingParams
+from tests.fakes.cold_tier import FakeColdTier
 from tests.unit.engine.hand_batch import GREEDY, book, new_sequence, plan, tiny_runner
 from tests.unit.engine.tiny_checkpoint import save_tiny
 
@@ -185,3 +188,65 @@ def test_the_engine_runs_to_the_end(folder: Path) -> None:
             token_ids += output.token_ids
 
     assert token_ids == complete(tiny_runner(folder), [1, 2], [10])
+
+
+def noisy(dtype: torch.dtype, seed: int, num_blocks: int = 40) -> KVTensors:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw() -> tuple[torch.Tensor, ...]:
+        shape = (num_blocks, 4, 2, 8)
+        return tuple(torch.randn(shape, generator=generator).to(dtype) for _ in range(3))
+
+    return KVTensors(draw(), draw())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_payloads_bring_back_the_same_bits(dtype: torch.dtype) -> None:
+    """Forty blocks, more than are staged at once, to other places; the rest stays as it was."""
+    kv, other, before = noisy(dtype, 1), noisy(dtype, 2, 50), noisy(dtype, 2, 50)
+    sources, targets = list(range(39, -1, -1)), list(range(3, 43))
+
+    payloads = copy_out(kv, sources)
+    for tensor in kv.tensors:
+        tensor.zero_()  # what was copied out is nobody's any more
+    copy_in(other, targets, [memoryview(bytes(payload)) for payload in payloads])
+
+    assert {len(payload) for payload in payloads} == {kv.block_bytes}
+    expected = noisy(dtype, 1)
+    for found, origin, old in zip(other.tensors, expected.tensors, before.tensors, strict=True):
+        assert torch.equal(found[targets], origin[sources])
+        assert torch.equal(found[:3], old[:3])
+        assert torch.equal(found[43:], old[43:])
+
+
+def test_a_payload_of_another_size_is_refused() -> None:
+    kv = noisy(torch.float32, 1)
+    for num_bytes in (1, kv.block_bytes - 1):
+        with pytest.raises(IntegrityError, match=f"{num_bytes} bytes came back"):
+            copy_in(kv, [0], [bytes(num_bytes)])
+
+
+def test_spills_are_copied_before_restores_and_both_before_the_step(folder: Path) -> None:
+    """The first block is handed over and overwritten at once by what another block held."""
+    tier = FakeColdTier()
+    runner = build_model_runner(
+        EngineConfig(folder, cache=CacheConfig(block_size=8)), cold_tier=tier
+    )
+    sequence = new_sequence(PROMPT, [1, 2])
+    step = plan((sequence, 10))
+    expected = runner.execute(step).token_ids
+    twin = new_sequence(PROMPT, [3, 4])
+    runner.execute(replace(plan((twin, 10)), spills=(BlockSpill(1, b"one", b"red"),)))
+    (payload, _crc) = tier.stored[b"red", b"one"]
+    runner.execute(plan((new_sequence(PROMPT[::-1], [1, 2]), 10)))  # block 1 is another's
+
+    restored = new_sequence(PROMPT, [1, 5])
+    restored.num_computed_tokens = 8
+    batch = replace(
+        plan((restored, 2)),
+        spills=(BlockSpill(1, b"other", b"red"),),
+        restores=(BlockRestore(1, b"one", (payload,)),),
+    )
+
+    assert runner.execute(batch).token_ids == expected
+    assert tier.stored[b"red", b"other"][0] != payload

@@ -102,7 +102,7 @@ def led_engine(num_blocks: int) -> tuple[Engine, Telegraph]:
     scheduler = Scheduler(
         SchedulerConfig(8, 16), BlockAllocator(num_blocks, 4, enable_prefix_cache=True), 48, b"m"
     )
-    executor = LeadingExecutor(telegraph, telegraph)
+    executor = LeadingExecutor(telegraph, telegraph, 2)
     return Engine(scheduler, executor, vocab_size=97, check_integrity=True), telegraph
 
 
