@@ -27,13 +27,14 @@ class Settings(BaseModel):
 
 
 class EngineSettings(Settings):
-    """`max_model_len` null takes the checkpoint's. `tensor_parallel_size` ranks share the model,
-    one actor each; `kv_cache_gib` is of each. `gpus_per_rank` null: 1 on a GPU, else 0.
-    `step_timeout_s`: work in flight and no finished step for so long ends the ranks, which are
-    then started again; null: 10 on a GPU, else 60."""
+    """`max_model_len` null takes the checkpoint's. Each of `num_replicas` engines holds the whole
+    model; `tensor_parallel_size` ranks share it, one actor each; `kv_cache_gib` is of each rank.
+    `gpus_per_rank` null: 1 on a GPU, else 0. `step_timeout_s`: work in flight and no finished step
+    for so long ends the ranks, which are then started again; null: 10 on a GPU, else 60."""
 
     device: str = "cpu"
     dtype: str = "auto"
+    num_replicas: int = Field(default=1, ge=1, le=64)
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     gpus_per_rank: float | None = Field(default=None, ge=0, le=1)
     max_model_len: int | None = Field(default=None, ge=64)

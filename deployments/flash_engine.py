@@ -14,10 +14,17 @@ from deployments.engine_shell import EngineShell, RankLoad, ShellOptions
 from deployments.errors import ConfigError
 from deployments.rank_group import start_rank_group
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from deployments.replica_router import (
+    PUBLICATION_PERIOD_S,
+    ReplicaRouter,
+    prefix_chain,
+    routing_stats,
+)
 from engine.errors import UnsupportedModel
 from engine.models.heads import refuse_uneven_heads
 from router.backends.base import BackendStatus, OrphanedGeneration
-from router.errors import BackendError
+from router.affinity import MAX_PREFIXES, Publication, RecentPrefixes
+from router.errors import BackendError, BackendUnavailable
 from router.generation import GenerationRequest, TokenEvent
 from router.generation import Usage as RouterUsage
 
@@ -45,7 +52,10 @@ def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
 
 
 class FlashEngine:
-    """The Serve replica: submit, subscribe, abort, renew, status; health is step progress."""
+    """The Serve replica: submit, subscribe, abort, renew, status; health is step progress.
+
+    A call with `replica` is meant for the replica with that Serve tag, and for no other.
+    """
 
     def __init__(self, model_path: str, settings: EngineSettings) -> None:
         self._settings = settings
@@ -60,22 +70,33 @@ class FlashEngine:
         self._shell = EngineShell(self._ranks, options)
         self._watch: asyncio.Task[None] | None = None
 
-    async def submit(self, request: GenerationRequest) -> None:
+    async def submit(self, request: GenerationRequest) -> str:
+        """The tag of this replica, which holds the generation from now on."""
         self._start()
         await self._shell.submit(request)
 
-    async def subscribe(self, request_id: str, after_index: int = 0) -> Any:
+    async def subscribe(self, request_id: str, after_index: int = 0, replica: str = "") -> Any:
+        self._refuse_misled(replica)
         events: list[TokenEvent]
         async for events in self._shell.subscribe(request_id, after_index):
             yield events
 
-    async def abort(self, request_id: str) -> RouterUsage | None:
+    async def abort(self, request_id: str, replica: str = "") -> RouterUsage | None:
         return await self._shell.abort(request_id)
 
+        self._tag = serve.get_replica_context().replica_tag
+        self._prefixes = RecentPrefixes()
     async def renew(self, request_ids: list[str]) -> None:
         await self._shell.renew(request_ids)
 
-    async def acknowledge(self, request_ids: list[str]) -> None:
+    async def acknowledge(self, request_ids: list[str], replica: str = "") -> None:
+        if self._settings.num_replicas > 1:
+            self._prefixes.use(prefix_chain(request))
+        return self._tag
+
+    async def locate(self, request_id: str) -> str | None:
+        """The tag of this replica, if it holds the generation."""
+        return self._tag if self._shell.holds(request_id) else None
         await self._shell.acknowledge(request_ids)
 
     async def claim_orphans(self) -> list[OrphanedGeneration]:
@@ -98,6 +119,14 @@ class FlashEngine:
         if not status.ready:
             raise BackendError(status.reason)
 
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What the routers know of this replica, a second late."""
+        if self._settings.num_replicas == 1:
+            return {}
+        status = await self.status()
+        self._prefixes.capacity = min(MAX_PREFIXES, status.num_blocks)
+        return routing_stats(Publication(self._prefixes.packed(), self._shell.tokens_in_flight))
+
     def _start(self) -> None:
         if self._watch is None:  # the replica's event loop exists from the first call on
             self._shell.start()
@@ -111,10 +140,14 @@ class FlashEngine:
 def engine_deployment(model_path: str, settings: EngineSettings) -> serve.Application:
     """The bound deployment: one bundle for the shell, one for each rank. Raises ConfigError when
     the model cannot be dealt out to so many."""
+    def _refuse_misled(self, replica: str) -> None:
+        if replica not in ("", self._tag):
+            raise BackendUnavailable("the engine died and is being restarted", retry_after_s=10)
+
     _refuse_uneven_heads(Path(model_path), settings.tensor_parallel_size)
     deployment: serve.Deployment = serve.deployment(
         name="FlashEngine",
-        num_replicas=1,
+        num_replicas=settings.num_replicas,
         ray_actor_options={"num_cpus": SHELL_CPUS},
         placement_group_bundles=engine_bundles(
             settings.tensor_parallel_size, _rank_resources(settings), SHELL_CPUS
@@ -138,9 +171,21 @@ def _refuse_uneven_heads(model_path: Path, num_ranks: int) -> None:
     if num_ranks == 1:
         return
     written = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+        **_replica_choice(settings),
     num_heads = int(written["num_attention_heads"])
     num_kv_heads = int(written.get("num_key_value_heads") or num_heads)
     try:
         refuse_uneven_heads(num_heads, num_kv_heads, num_ranks)
+def _replica_choice(settings: EngineSettings) -> dict[str, Any]:
+    """Nothing to choose from costs nothing."""
+    if settings.num_replicas == 1:
+        return {}
+    config = {
+        "request_router_class": ReplicaRouter,
+        "request_routing_stats_period_s": PUBLICATION_PERIOD_S,
+    }
+    return {"request_router_config": config}
+
+
     except UnsupportedModel as exc:
         raise ConfigError(f"engine.tensor_parallel_size: {exc}") from exc

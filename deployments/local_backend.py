@@ -1,46 +1,55 @@
-"""The local engine as a router backend: Serve handle calls in, the router's errors out."""
+"""The local engines as one router backend: Serve handle calls in, the router's errors out."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextvars import Context
+from dataclasses import fields
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from router.backends.base import BackendStatus, OrphanedGeneration
-from router.errors import BackendError, BackendUnavailable, RouterError
+from router.errors import BackendError, BackendUnavailable, NotFound, RouterError
 from router.generation import GenerationRequest, TokenEvent, Usage
 
 STATUS_TIMEOUT_S = 2.0
 SUBMIT_TIMEOUT_S = 30.0  # Serve holds a call back while no replica is up
+MAX_PLACEMENTS = 100_000  # remembered; of older ones the replicas are asked
 
 
 class LocalBackend:
-    """Renews the leases of all generations it reads, one call for all of them."""
+    """Serve chooses the replica for `submit`; what follows goes to the same one. Renews the leases
+    of all generations it reads, one call to every replica for all of them."""
 
     def __init__(self, engine: Any, lease_s: float) -> None:
         self._engine = engine
         self._lease_s = lease_s
+        self._placements: dict[str, str] = {}  # tag of the replica, by request id
         self._reading: set[str] = set()
         self._renewing: asyncio.Task[None] | None = None
 
     async def submit(self, request: GenerationRequest) -> None:
         try:
             async with asyncio.timeout(SUBMIT_TIMEOUT_S):
-                await self._call("submit", request)
+                replica: str = await self._submit(request)
         except TimeoutError as exc:
             raise BackendUnavailable(
                 f"no engine took the request within {SUBMIT_TIMEOUT_S:.0f} s", retry_after_s=10
             ) from exc
+        self._remember(request.request_id, replica)
 
     async def subscribe(
         self, request_id: str, after_index: int = 0
     ) -> AsyncGenerator[list[TokenEvent], None]:
+        replica = await self._locate(request_id)
         self._keep_renewing()
         self._reading.add(request_id)
-        stream = self._engine.options(stream=True).subscribe.remote(request_id, after_index)
+        stream = self._engine.options(stream=True).subscribe.remote(
+            request_id, after_index, replica=replica
+        )
         try:
             async for events in stream:
                 yield events
@@ -51,21 +60,20 @@ class LocalBackend:
             stream.cancel()
 
     async def abort(self, request_id: str) -> Usage | None:
-        usage: Usage | None = await self._outlive("abort", request_id)
+        usage: Usage | None = await _outlive(self._abort(request_id))
         return usage
 
     async def acknowledge(self, request_ids: Sequence[str]) -> None:
-        await self._outlive("acknowledge", list(request_ids))
+        await _outlive(self._acknowledge(request_ids))
 
     async def claim_orphans(self) -> list[OrphanedGeneration]:
-        orphans: list[OrphanedGeneration] = await self._call("claim_orphans")
-        return orphans
+        claims: list[list[OrphanedGeneration]] = await self._ask_all("claim_orphans")
+        return [orphan for claim in claims for orphan in claim]
 
     async def status(self) -> BackendStatus:
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
-                status: BackendStatus = await self._call("status")
-                return status
+                return sum_of(await self._ask_all("status"))
         except RouterError as exc:
             return BackendStatus(ready=False, reason=exc.message)
         except TimeoutError:
@@ -73,17 +81,66 @@ class LocalBackend:
                 ready=False, reason=f"the engine did not answer within {STATUS_TIMEOUT_S:.0f} s"
             )
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
+    async def _submit(self, request: GenerationRequest) -> Any:
+        """A replica whose ranks died refuses until Serve replaces it: another one is asked."""
         try:
-            return await getattr(self._engine, method).remote(*arguments)
+            return await self._call("submit", request)
+        except BackendUnavailable as exc:
+            if not isinstance(exc.__cause__, RayTaskError):
+                raise  # it may have arrived, and must not run twice
+            return await self._call("submit", request)
+
+    async def _locate(self, request_id: str) -> str:
+        """Another router may have submitted it: then the replicas are asked. Raises NotFound."""
+        if request_id not in self._placements:
+            tags = [tag for tag in await self._ask_all("locate", request_id) if tag is not None]
+            if not tags:
+                raise NotFound(f"generation {request_id} is unknown here or has expired")
+            self._remember(request_id, tags[0])
+        return self._placements[request_id]
+
+    async def _abort(self, request_id: str) -> Usage | None:
+        """Of a cancelled submit nobody knows where it went: all are asked."""
+        replica = self._placements.get(request_id)
+        if replica is not None:
+            usage: Usage | None = await self._call("abort", request_id, replica=replica)
+            return usage
+        usages: list[Usage | None] = await self._ask_all("abort", request_id)
+        return next((usage for usage in usages if usage is not None), None)
+
+    async def _acknowledge(self, request_ids: Sequence[str]) -> None:
+        by_replica: defaultdict[str | None, list[str]] = defaultdict(list)
+        for request_id in request_ids:
+            by_replica[self._placements.pop(request_id, None)].append(request_id)
+        for replica, placed in by_replica.items():
+            if replica is None:
+                await self._ask_all("acknowledge", placed)
+            else:
+                await self._call("acknowledge", placed, replica=replica)
+
+    def _remember(self, request_id: str, replica: str) -> None:
+        self._placements[request_id] = replica
+        if len(self._placements) > MAX_PLACEMENTS:
+            del self._placements[next(iter(self._placements))]
+
+    async def _call(self, method: str, *arguments: Any, **addressed: str) -> Any:
+        try:
+            return await getattr(self._engine, method).remote(*arguments, **addressed)
         except (RayError, RayServeException) as exc:
             raise as_router_error(exc) from exc
 
-    async def _outlive(self, method: str, *arguments: Any) -> Any:
-        """A call that outlives the request it is made for: Serve cancels the calls of a cancelled
-        request, and knows them by their context."""
-        call = asyncio.create_task(self._call(method, *arguments), context=Context())
-        return await asyncio.shield(call)
+    async def _ask_all(self, method: str, *arguments: Any) -> list[Any]:
+        """The answers of all replicas that give one. Raises RouterError when none does: what runs
+        on a replica that died has died with it, and must not keep the others from answering."""
+        try:
+            call = self._engine.broadcast(method, *arguments)
+            answers = await call.results_async(return_exceptions=True)
+        except (RayError, RayServeException) as exc:
+            raise as_router_error(exc) from exc
+        given = [answer for answer in answers if not isinstance(answer, BaseException)]
+        if not given:
+            raise as_router_error(answers[0]) from answers[0]
+        return given
 
     def _keep_renewing(self) -> None:
         if self._renewing is None or self._renewing.done():
@@ -96,7 +153,25 @@ class LocalBackend:
             if not self._reading:
                 return
             with contextlib.suppress(RouterError):
-                await self._call("renew", list(self._reading))
+                await self._ask_all("renew", list(self._reading))
+
+
+async def _outlive(call: Coroutine[Any, Any, Any]) -> Any:
+    """A call that outlives the request it is made for: Serve cancels the calls of a cancelled
+    request, and knows them by their context."""
+    return await asyncio.shield(asyncio.create_task(call, context=Context()))
+
+
+def sum_of(statuses: Sequence[BackendStatus]) -> BackendStatus:
+    """Of all replicas: ready when one is, and every number a sum."""
+    numbers = [field.name for field in fields(BackendStatus) if field.type in ("int", int)]
+    is_ready = any(status.ready for status in statuses)
+    reasons = dict.fromkeys(status.reason for status in statuses if not status.ready)
+    return BackendStatus(
+        ready=is_ready,
+        reason="" if is_ready else "; ".join(reasons),
+        **{name: sum(getattr(status, name) for status in statuses) for name in numbers},
+    )
 
 
 def as_router_error(exc: Exception) -> RouterError:
