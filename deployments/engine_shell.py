@@ -14,8 +14,8 @@ from engine.errors import EngineError, EngineStopped
 from engine.outputs import StepOutput
 from engine.outputs import Usage as EngineUsage
 from engine.sampling_params import SamplingParams
-from router.backends.base import BackendStatus, OrphanedGeneration
 from router.affinity import load_tokens
+from router.backends.base import BackendStatus, OrphanedGeneration
 from router.errors import BackendUnavailable, InvalidRequest, NotFound
 from router.generation import FinishReason, GenerationRequest, TokenEvent, Usage
 
@@ -203,26 +203,26 @@ class EngineShell:
             num_unaccounted=sum(not j.is_acknowledged for j in self._journals.values()),
         )
 
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._journals
+
     @property
     def num_journals(self) -> int:
         return len(self._journals)
 
-    def _journal(self, request_id: str) -> Journal:
-        journal = self._journals.get(request_id)
-        if journal is None:
-    def holds(self, request_id: str) -> bool:
-        return request_id in self._journals
-
-            raise NotFound(f"generation {request_id} is unknown here or has expired")
-        return journal
-
-    def _stall(self, rank: RankStatus) -> str:
     @property
     def tokens_in_flight(self) -> int:
         """The load of all generations that have not ended."""
         journals = self._journals.values()
         return sum(load_tokens(journal.request) for journal in journals if not journal.has_ended)
 
+    def _journal(self, request_id: str) -> Journal:
+        journal = self._journals.get(request_id)
+        if journal is None:
+            raise NotFound(f"generation {request_id} is unknown here or has expired")
+        return journal
+
+    def _stall(self, rank: RankStatus) -> str:
         if rank.stalled_s <= self._options.step_timeout_s:
             return ""
         return f"no step finished for {rank.stalled_s:.0f} s with work in flight"

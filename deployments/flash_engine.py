@@ -13,17 +13,17 @@ from deployments.config import EngineSettings
 from deployments.engine_shell import EngineShell, RankLoad, ShellOptions
 from deployments.errors import ConfigError
 from deployments.rank_group import start_rank_group
-from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from deployments.replica_router import (
     PUBLICATION_PERIOD_S,
     ReplicaRouter,
     prefix_chain,
     routing_stats,
 )
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import UnsupportedModel
 from engine.models.heads import refuse_uneven_heads
-from router.backends.base import BackendStatus, OrphanedGeneration
 from router.affinity import MAX_PREFIXES, Publication, RecentPrefixes
+from router.backends.base import BackendStatus, OrphanedGeneration
 from router.errors import BackendError, BackendUnavailable
 from router.generation import GenerationRequest, TokenEvent
 from router.generation import Usage as RouterUsage
@@ -69,11 +69,20 @@ class FlashEngine:
         options = ShellOptions(settings.lease_s, settings.retention_s, timeout_s)
         self._shell = EngineShell(self._ranks, options)
         self._watch: asyncio.Task[None] | None = None
+        self._tag = serve.get_replica_context().replica_tag
+        self._prefixes = RecentPrefixes()
 
     async def submit(self, request: GenerationRequest) -> str:
         """The tag of this replica, which holds the generation from now on."""
         self._start()
         await self._shell.submit(request)
+        if self._settings.num_replicas > 1:
+            self._prefixes.use(prefix_chain(request))
+        return self._tag
+
+    async def locate(self, request_id: str) -> str | None:
+        """The tag of this replica, if it holds the generation."""
+        return self._tag if self._shell.holds(request_id) else None
 
     async def subscribe(self, request_id: str, after_index: int = 0, replica: str = "") -> Any:
         self._refuse_misled(replica)
@@ -84,19 +93,10 @@ class FlashEngine:
     async def abort(self, request_id: str, replica: str = "") -> RouterUsage | None:
         return await self._shell.abort(request_id)
 
-        self._tag = serve.get_replica_context().replica_tag
-        self._prefixes = RecentPrefixes()
     async def renew(self, request_ids: list[str]) -> None:
         await self._shell.renew(request_ids)
 
     async def acknowledge(self, request_ids: list[str], replica: str = "") -> None:
-        if self._settings.num_replicas > 1:
-            self._prefixes.use(prefix_chain(request))
-        return self._tag
-
-    async def locate(self, request_id: str) -> str | None:
-        """The tag of this replica, if it holds the generation."""
-        return self._tag if self._shell.holds(request_id) else None
         await self._shell.acknowledge(request_ids)
 
     async def claim_orphans(self) -> list[OrphanedGeneration]:
@@ -105,6 +105,14 @@ class FlashEngine:
     async def status(self) -> BackendStatus:
         self._start()
         return await self._shell.status()
+
+    async def record_routing_stats(self) -> dict[str, Any]:
+        """What the routers know of this replica, a second late."""
+        if self._settings.num_replicas == 1:
+            return {}
+        status = await self.status()
+        self._prefixes.capacity = min(MAX_PREFIXES, status.num_blocks)
+        return routing_stats(Publication(self._prefixes.packed(), self._shell.tokens_in_flight))
 
     async def rank_pids(self) -> list[int]:
         return [load.pid for load in self._ranks.loads]
@@ -119,13 +127,9 @@ class FlashEngine:
         if not status.ready:
             raise BackendError(status.reason)
 
-    async def record_routing_stats(self) -> dict[str, Any]:
-        """What the routers know of this replica, a second late."""
-        if self._settings.num_replicas == 1:
-            return {}
-        status = await self.status()
-        self._prefixes.capacity = min(MAX_PREFIXES, status.num_blocks)
-        return routing_stats(Publication(self._prefixes.packed(), self._shell.tokens_in_flight))
+    def _refuse_misled(self, replica: str) -> None:
+        if replica not in ("", self._tag):
+            raise BackendUnavailable("the engine died and is being restarted", retry_after_s=10)
 
     def _start(self) -> None:
         if self._watch is None:  # the replica's event loop exists from the first call on
@@ -140,10 +144,6 @@ class FlashEngine:
 def engine_deployment(model_path: str, settings: EngineSettings) -> serve.Application:
     """The bound deployment: one bundle for the shell, one for each rank. Raises ConfigError when
     the model cannot be dealt out to so many."""
-    def _refuse_misled(self, replica: str) -> None:
-        if replica not in ("", self._tag):
-            raise BackendUnavailable("the engine died and is being restarted", retry_after_s=10)
-
     _refuse_uneven_heads(Path(model_path), settings.tensor_parallel_size)
     deployment: serve.Deployment = serve.deployment(
         name="FlashEngine",
@@ -158,24 +158,11 @@ def engine_deployment(model_path: str, settings: EngineSettings) -> serve.Applic
         health_check_timeout_s=settings.stall_timeout_s + 30,
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=5,
+        **_replica_choice(settings),
     )(FlashEngine)
     return deployment.bind(model_path, settings)
 
 
-def _rank_resources(settings: EngineSettings) -> RankResources:
-    return RankResources(num_gpus=settings.num_gpus_per_rank)
-
-
-def _refuse_uneven_heads(model_path: Path, num_ranks: int) -> None:
-    """Here, and not only in the ranks: Serve would try to start them twenty times."""
-    if num_ranks == 1:
-        return
-    written = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
-        **_replica_choice(settings),
-    num_heads = int(written["num_attention_heads"])
-    num_kv_heads = int(written.get("num_key_value_heads") or num_heads)
-    try:
-        refuse_uneven_heads(num_heads, num_kv_heads, num_ranks)
 def _replica_choice(settings: EngineSettings) -> dict[str, Any]:
     """Nothing to choose from costs nothing."""
     if settings.num_replicas == 1:
@@ -187,5 +174,18 @@ def _replica_choice(settings: EngineSettings) -> dict[str, Any]:
     return {"request_router_config": config}
 
 
+def _rank_resources(settings: EngineSettings) -> RankResources:
+    return RankResources(num_gpus=settings.num_gpus_per_rank)
+
+
+def _refuse_uneven_heads(model_path: Path, num_ranks: int) -> None:
+    """Here, and not only in the ranks: Serve would try to start them twenty times."""
+    if num_ranks == 1:
+        return
+    written = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+    num_heads = int(written["num_attention_heads"])
+    num_kv_heads = int(written.get("num_key_value_heads") or num_heads)
+    try:
+        refuse_uneven_heads(num_heads, num_kv_heads, num_ranks)
     except UnsupportedModel as exc:
         raise ConfigError(f"engine.tensor_parallel_size: {exc}") from exc
