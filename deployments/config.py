@@ -42,6 +42,9 @@ class EngineSettings(Settings):
     max_num_sequences: int = Field(default=32, ge=1)
     max_num_batched_tokens: int = Field(default=256, ge=1)
     enable_prefix_cache: bool = True
+    cold_tier_gib: float | None = Field(default=None, ge=0)
+    cold_tier_tenant_share: float = Field(default=0.5, gt=0, le=1)
+    cold_tier_chunk_mib: int = Field(default=4, ge=1, le=64)
     num_threads: int = Field(default=1, ge=1)
     step_timeout_s: float | None = Field(default=None, gt=0)
     lease_s: float = Field(default=10.0, gt=0)
@@ -58,6 +61,23 @@ class EngineSettings(Settings):
     @property
     def stall_timeout_s(self) -> float:
         return self.step_timeout_s or (10.0 if self.is_on_gpu else 60.0)
+
+    @property
+    def cold_tier_bytes(self) -> int:
+        return int((self.cold_tier_gib or 0) * (1 << 30))
+
+    @model_validator(mode="after")
+    def _cold_tier_holds_cached_blocks(self) -> Self:
+        chunk_bytes = self.cold_tier_chunk_mib << 20
+        if self.cold_tier_bytes and not self.enable_prefix_cache:
+            raise ValueError("cold_tier_gib needs enable_prefix_cache: it keeps cached blocks")
+        if 0 < self.cold_tier_bytes * self.cold_tier_tenant_share < 2 * chunk_bytes:
+            raise ValueError(
+                f"cold_tier_gib {self.cold_tier_gib} leaves a tenant with a share of "
+                f"{self.cold_tier_tenant_share} less than two chunks of {self.cold_tier_chunk_mib} "
+                "MiB; raise either or lower cold_tier_chunk_mib"
+            )
+        return self
 
     @model_validator(mode="after")
     def _every_sequence_gets_a_token(self) -> Self:

@@ -6,8 +6,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from deployments.cold_client import ColdClient
+from deployments.cold_store import ColdStoreLimits
 from deployments.engine_shell import RankLoad, RankStatus
+from deployments.node_stores import NodeStores
 from engine.async_engine import AsyncEngine
+from engine.cache.tiers import ColdTierCounters
 from engine.config import EngineConfig
 from engine.outputs import StepOutput, Usage
 from engine.sampling_params import SamplingParams
@@ -43,9 +47,17 @@ class EngineRank:
     rank 0 has an engine: the others take no calls but these and end with it.
     """
 
-    def __init__(self, config: EngineConfig, place: RankPlace) -> None:
+    def __init__(
+        self, config: EngineConfig, place: RankPlace, cold_limits: ColdStoreLimits | None = None
+    ) -> None:
+        """`cold_limits` of the node's store, None for an engine without a cold tier."""
         self._config = config
         self._place = place
+        self._cold_tier: ColdClient | None = None
+        if cold_limits is not None:
+            self._cold_tier = ColdClient(
+                NodeStores(cold_limits), rank=place.rank, num_ranks=place.size
+            )
         self._store: Any = None  # as long as it lives, the others can join
         self._ring: PlanRing | None = None
         self._engine: AsyncEngine | None = None
@@ -102,12 +114,13 @@ class EngineRank:
             cached_tokens_total=totals.cached_tokens,
             completion_tokens_total=totals.completion_tokens,
             preemptions_total=totals.preemptions,
+            cold_tier=ColdTierCounters() if self._cold_tier is None else self._cold_tier.counters,
         )
 
     def _lead_alone(self) -> ModelRunner:
         from engine.build import build_engine_around, build_model_runner
 
-        runner = build_model_runner(self._config)
+        runner = build_model_runner(self._config, cold_tier=self._cold_tier)
         self._engine = AsyncEngine(build_engine_around(runner, self._config))
         return runner
 
@@ -122,7 +135,7 @@ class EngineRank:
             reader = PlanReader(rendezvous.ring, self._place.rank - 1)
             self._store = connect_store(options, rendezvous.store_port)
         ranks = join_ranks(options, self._store)
-        runner = build_model_runner(self._config, ranks)
+        runner = build_model_runner(self._config, ranks, self._cold_tier)
         ranks.minimum(1)  # every rank has attached to the ring, and has room for its weights
         if ring is not None:
             ring.seal()

@@ -5,11 +5,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from deployments.journal import Journal
 from deployments.wire import to_router_error, to_sampling_params, to_token_event, to_usage
+from engine.cache.tiers import ColdTierCounters
 from engine.errors import EngineError, EngineStopped
 from engine.outputs import StepOutput
 from engine.outputs import Usage as EngineUsage
@@ -49,6 +50,7 @@ class RankStatus:
     cached_tokens_total: int
     completion_tokens_total: int
     preemptions_total: int
+    cold_tier: ColdTierCounters = field(default_factory=ColdTierCounters)
     ranks: tuple[RankLoad, ...] = ()
 
 
@@ -200,6 +202,11 @@ class EngineShell:
             cached_tokens_total=rank.cached_tokens_total,
             completion_tokens_total=rank.completion_tokens_total,
             preemptions_total=rank.preemptions_total,
+            cold_spilled_blocks_total=rank.cold_tier.spilled,
+            cold_dropped_blocks_total=rank.cold_tier.dropped,
+            cold_restored_blocks_total=rank.cold_tier.restored,
+            cold_missed_blocks_total=rank.cold_tier.missed,
+            cold_corrupt_blocks_total=rank.cold_tier.corrupt,
             num_unaccounted=sum(not j.is_acknowledged for j in self._journals.values()),
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 from ray import serve
 
 from cluster.placement import STRATEGY, RankResources, engine_bundles
+from deployments.cold_store import ColdStoreLimits
 from deployments.config import EngineSettings
 from deployments.engine_shell import EngineShell, RankLoad, ShellOptions
 from deployments.errors import ConfigError
@@ -51,6 +52,17 @@ def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
     )
 
 
+def cold_limits(settings: EngineSettings) -> ColdStoreLimits | None:
+    """Of one node's store; None when there is to be none."""
+    if not settings.cold_tier_bytes:
+        return None
+    return ColdStoreLimits(
+        max_bytes=settings.cold_tier_bytes,
+        max_tenant_bytes=int(settings.cold_tier_bytes * settings.cold_tier_tenant_share),
+        chunk_bytes=settings.cold_tier_chunk_mib << 20,
+    )
+
+
 class FlashEngine:
     """The Serve replica: submit, subscribe, abort, renew, status; health is step progress.
 
@@ -65,6 +77,7 @@ class FlashEngine:
             settings.tensor_parallel_size,
             _rank_resources(settings),
             timeout_s,
+            cold_limits(settings),
         )
         options = ShellOptions(settings.lease_s, settings.retention_s, timeout_s)
         self._shell = EngineShell(self._ranks, options)

@@ -16,6 +16,7 @@ from deployments.model_files import prepare_model
 
 Progress = Callable[[str], None]
 READY_TIMEOUT_S = 300.0
+BASE_OBJECT_STORE_BYTES = 256 << 20  # beside what the cold store may fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,10 @@ def local_app(
     model = prepare_model(config.model, progress=progress)
     progress("starting Ray")
     options = RayOptions(
-        num_cpus or _num_cpus(config), num_gpus, include_dashboard=include_dashboard
+        num_cpus or _num_cpus(config),
+        num_gpus,
+        BASE_OBJECT_STORE_BYTES + config.engine.cold_tier_bytes,
+        include_dashboard=include_dashboard,
     )
     with LocalRay(options) as ray:
         if ray.ignored_address:
@@ -58,9 +62,11 @@ def local_app(
                 ray_token_file=str(ray.token_file),
             )
         finally:
+            from deployments.cold_store import end_cold_stores
             from deployments.limit_store import end_limit_store
 
             end_limit_store()
+            end_cold_stores()
 
 
 def deploy(config: AppConfig, model: object) -> int:

@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.placement import RankResources, bundle_of
+from deployments.cold_store import ColdStoreLimits
 from deployments.engine_rank import EngineRank, RankPlace, Rendezvous
 from deployments.engine_shell import RankLoad, RankStatus
 from deployments.errors import BringUpError
@@ -112,12 +113,16 @@ class RankGroup:
 
 
 def start_rank_group(
-    config: EngineConfig, num_ranks: int, resources: RankResources, timeout_s: float
+    config: EngineConfig,
+    num_ranks: int,
+    resources: RankResources,
+    timeout_s: float,
+    cold_limits: ColdStoreLimits | None = None,
 ) -> RankGroup:
     """One actor in each bundle behind the caller's own; returns once all have their weights.
     Raises BringUpError naming the rank that failed; then none is left."""
     places = [RankPlace(rank, num_ranks) for rank in range(num_ranks)]
-    actors = [_rank_actor(place, resources).remote(config, place) for place in places]
+    actors = [_rank_actor(place, resources).remote(config, place, cold_limits) for place in places]
     try:
         rendezvous: Rendezvous | None = None
         if num_ranks > 1:

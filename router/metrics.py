@@ -52,6 +52,11 @@ class RouterMetrics:
                 "engine_cached_tokens": "Cached prompt tokens, the engine's own count.",
                 "engine_generation_tokens": "Generated tokens, the engine's own count.",
                 "engine_preemptions": "Preemptions since the engine started.",
+                "cold_tier_spilled_blocks": "KV blocks kept outside the device.",
+                "cold_tier_dropped_blocks": "KV blocks handed over and not kept.",
+                "cold_tier_restored_blocks": "KV blocks brought back instead of computed.",
+                "cold_tier_missed_blocks": "KV blocks asked for and computed after all.",
+                "cold_tier_corrupt_blocks": "Of those missed: found, but not what was stored.",
             }.items()
         }
 
@@ -82,6 +87,11 @@ class RouterMetrics:
             "engine_cached_tokens": status.cached_tokens_total,
             "engine_generation_tokens": status.completion_tokens_total,
             "engine_preemptions": status.preemptions_total,
+            "cold_tier_spilled_blocks": status.cold_spilled_blocks_total,
+            "cold_tier_dropped_blocks": status.cold_dropped_blocks_total,
+            "cold_tier_restored_blocks": status.cold_restored_blocks_total,
+            "cold_tier_missed_blocks": status.cold_missed_blocks_total,
+            "cold_tier_corrupt_blocks": status.cold_corrupt_blocks_total,
         }.items():
             self._backend[name].set(value)
         return generate_latest(self.registry)

@@ -89,6 +89,13 @@ def _backend_body(status: BackendStatus) -> dict[str, Any]:
                 "num_used_blocks": status.num_blocks - status.num_free_blocks,
             }
         ],
+        "cold_tier": {
+            "spilled_blocks_total": status.cold_spilled_blocks_total,
+            "dropped_blocks_total": status.cold_dropped_blocks_total,
+            "restored_blocks_total": status.cold_restored_blocks_total,
+            "missed_blocks_total": status.cold_missed_blocks_total,
+            "corrupt_blocks_total": status.cold_corrupt_blocks_total,
+        },
     }
 
 

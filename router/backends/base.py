@@ -21,6 +21,11 @@ class BackendStatus:
     cached_tokens_total: int = 0
     completion_tokens_total: int = 0
     preemptions_total: int = 0
+    cold_spilled_blocks_total: int = 0  # kept in the cold tier; all zero without one
+    cold_dropped_blocks_total: int = 0  # handed over and not kept
+    cold_restored_blocks_total: int = 0
+    cold_missed_blocks_total: int = 0  # asked for and computed after all
+    cold_corrupt_blocks_total: int = 0  # of those missed: found, but not what was stored
     num_unaccounted: int = 0  # generations that nobody has acknowledged yet
 
 

@@ -3,9 +3,10 @@ import json
 import pytest
 
 from cluster.placement import RankResources, bundle_of, engine_bundles
+from deployments.cold_store import ColdStoreLimits
 from deployments.config import EngineSettings
 from deployments.errors import ConfigError
-from deployments.flash_engine import engine_deployment
+from deployments.flash_engine import cold_limits, engine_deployment
 
 
 @pytest.fixture
@@ -39,3 +40,10 @@ def test_what_depends_on_the_device():
     assert (on_cpu.num_gpus_per_rank, on_cpu.stall_timeout_s) == (0, 60)
     told = EngineSettings(device="cuda", gpus_per_rank=0.5, step_timeout_s=33)
     assert (told.num_gpus_per_rank, told.stall_timeout_s) == (0.5, 33)
+
+
+def test_the_cold_store_gets_its_limits_or_does_not_exist():
+    for off in (None, 0):
+        assert cold_limits(EngineSettings(cold_tier_gib=off)) is None
+    settings = EngineSettings(cold_tier_gib=2, cold_tier_tenant_share=0.25, cold_tier_chunk_mib=1)
+    assert cold_limits(settings) == ColdStoreLimits(2 << 30, 512 << 20, 1 << 20)

@@ -134,6 +134,13 @@ async def test_status_says_what_is_served_and_how_it_does(smollm2_path):
             "preemptions_total": 0,
         },
         "kv_tiers": [{"name": "device", "num_blocks": 10, "num_used_blocks": 10}],
+        "cold_tier": {
+            "spilled_blocks_total": 0,
+            "dropped_blocks_total": 0,
+            "restored_blocks_total": 0,
+            "missed_blocks_total": 0,
+            "corrupt_blocks_total": 0,
+        },
         "limits": None,
         "limits_reason": "",
     }
