@@ -1,6 +1,7 @@
 """Serve's side of replica choice: reads requests and publications for router/affinity.py, and sends
 what is addressed to one replica there."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -27,9 +28,13 @@ def routing_stats(publication: Publication) -> dict[str, Any]:
     return {"prefixes": publication.prefixes, "tokens": publication.tokens}
 
 
-def _publication(replica: RunningReplica) -> Publication:
-    stats = replica.routing_stats
-    return Publication(stats.get("prefixes", b""), stats.get("tokens", 0))
+def publications_of(replicas: Sequence[RunningReplica]) -> dict[str, Publication]:
+    """By tag; an empty one of a replica that has not published yet."""
+    stats = {_tag(replica): replica.routing_stats for replica in replicas}
+    return {
+        tag: Publication(each.get("prefixes", b""), each.get("tokens", 0))
+        for tag, each in stats.items()
+    }
 
 
 class ReplicaRouter(RequestRouter):
@@ -40,7 +45,7 @@ class ReplicaRouter(RequestRouter):
         self._choice = ReplicaChoice()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        self._choice.update({_tag(replica): _publication(replica) for replica in replicas})
+        self._choice.update(publications_of(replicas))
         super().update_replicas(replicas)
 
     async def choose_replicas(
