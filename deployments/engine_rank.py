@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -100,6 +101,19 @@ class EngineRank:
 
     def next_outputs(self) -> list[StepOutput]:
         return self._leading().next_outputs(OUTPUT_WAIT_S)
+
+    def drain(self, timeout_s: float) -> None:
+        """End the engine and hand what it has cached to the cold tier, as far as time allows.
+        Rank 0 first: it tells the others what to hand over."""
+        if self._cold_tier is None:
+            return
+        deadline_s = time.monotonic() + timeout_s
+        if self._engine is not None:
+            self._engine.shutdown(timeout_s)
+            for _ in self._engine.spill_cached():
+                if not self._cold_tier.flush(deadline_s - time.monotonic()):
+                    return
+        self._cold_tier.flush(deadline_s - time.monotonic())
 
     def status(self) -> RankStatus:
         engine = self._leading()

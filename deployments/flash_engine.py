@@ -32,6 +32,7 @@ from router.generation import Usage as RouterUsage
 logger = logging.getLogger(__name__)
 
 SHELL_CPUS = 0.1
+SPILL_TIMEOUT_S = 10.0  # for what is cached when a replica ends
 
 
 def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
@@ -140,6 +141,13 @@ class FlashEngine:
         if not status.ready:
             raise BackendError(status.reason)
 
+    async def __del__(self) -> None:
+        """Serve awaits it when the replica ends in order: deleted, redeployed, scaled down."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._settings.cold_tier_bytes:
+            await self._ranks.drain(SPILL_TIMEOUT_S)
+
     def _refuse_misled(self, replica: str) -> None:
         if replica not in ("", self._tag):
             raise BackendUnavailable("the engine died and is being restarted", retry_after_s=10)
@@ -170,7 +178,7 @@ def engine_deployment(model_path: str, settings: EngineSettings) -> serve.Applic
         health_check_period_s=1,
         health_check_timeout_s=settings.stall_timeout_s + 30,
         graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=5,
+        graceful_shutdown_timeout_s=5 + (SPILL_TIMEOUT_S if settings.cold_tier_bytes else 0),
         **_replica_choice(settings),
     )(FlashEngine)
     return deployment.bind(model_path, settings)

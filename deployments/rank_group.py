@@ -1,8 +1,10 @@
 """The ranks of one engine, which start, live and end together."""
 
 import asyncio
+import logging
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,9 +22,12 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, EngineStopped
 from engine.outputs import StepOutput, Usage
 
+logger = logging.getLogger(__name__)
+
 RANK_CONCURRENCY = 16  # threads: one runs, one waits for outputs, the others add, abort, report
 START_TIMEOUT_S = 1800.0  # weights may come over a network
 STALL_CHECK_S = 0.5
+CALL_MARGIN_S = 1.0
 
 
 class RankGroup:
@@ -67,6 +72,17 @@ class RankGroup:
         finally:
             for wait in waits:
                 wait.cancel()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Hand what is cached to the cold tier, as far as time allows; no `watch` may run. Serves
+        nothing afterwards, and still has to be ended."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            async with asyncio.timeout(timeout_s + CALL_MARGIN_S):
+                for actor in self._actors:
+                    await actor.drain.remote(max(0.0, deadline_s - time.monotonic()))
+        except (RayError, TimeoutError) as exc:
+            logger.warning("cached blocks were not all spilled error=%r", exc)
 
     def end(self, reason: str) -> None:
         """Kill every rank. Idempotent."""

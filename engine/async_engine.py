@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import NoReturn
 
@@ -123,6 +123,11 @@ class AsyncEngine:
             self._is_stopping = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
+
+    def spill_cached(self) -> Iterator[None]:
+        """As `Engine.spill_cached`, after `shutdown`; nothing when the loop ended otherwise."""
+        if self._has_stopped and self._cause is None:
+            yield from self._engine.spill_cached()
 
     def run_out(self) -> NoReturn:
         """Waits until the loop has ended. Raises EngineStopped, chained from the loop's error."""

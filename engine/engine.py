@@ -1,7 +1,7 @@
 """The engine on one thread. A step is one sentence: schedule, execute, postprocess."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -13,6 +13,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason, Sequence
 
 NOTHING_SAMPLED = SampledTokens((), ())
+SPILL_GROUP = 16  # blocks, of an 8B model in bf16 128 MiB
 MAX_IDLE_WAIT_S = 0.005  # of a step with nothing to compute; what an arrival may have to wait
 
 
@@ -21,7 +22,8 @@ class Executor(Protocol):
     Before, it hands the blocks of `batch.spills` to the cold tier, then writes `batch.restores`."""
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
-        """Return one token for each of `batch.sampling`, in that order. Never an empty batch."""
+        """Return one token for each of `batch.sampling`, in that order. A batch without sequences
+        has spills, and nothing is computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,14 @@ class Engine:
             (self._clock() - started_s) * 1e3,
         )
         return StepOutput(outputs, self._stats)
+
+    def spill_cached(self) -> Iterator[None]:
+        """Hand the cached blocks to the cold tier, if there is one, a group at a time: when the
+        pool is about to go. Nothing may be in flight."""
+        blocks = self._scheduler.cached_blocks()
+        for start in range(0, len(blocks), SPILL_GROUP):
+            self._executor.execute(ScheduledBatch((), spills=blocks[start : start + SPILL_GROUP]))
+            yield
 
     def _refuse_foreign_bias(self, params: SamplingParams) -> None:
         for token_id, _ in params.logit_bias:

@@ -95,6 +95,10 @@ class BlockAllocator:
         evicted, self._evicted = tuple(self._evicted), []
         return evicted
 
+    def cached(self) -> tuple[BlockSpill, ...]:
+        """The unreferenced cached blocks, most recently used first, heads before their tails."""
+        return tuple(self._as_spill(block_id) for block_id in reversed(self._evictable))
+
     def hash_of(self, block_id: int) -> bytes | None:
         return self._hash_of[block_id]
 
@@ -116,12 +120,16 @@ class BlockAllocator:
     def _evict(self, num_blocks: int) -> None:
         for _ in range(num_blocks):
             block_id, _ = self._evictable.popitem(last=False)
-            block_hash = self._hash_of[block_id]
-            assert block_hash is not None
-            del self._block_of[block_hash]
+            spill = self._as_spill(block_id)
+            del self._block_of[spill.block_hash]
             self._hash_of[block_id] = None
-            self._evicted.append(BlockSpill(block_id, block_hash, self._tenant_of[block_id]))
+            self._evicted.append(spill)
             self._free.append(block_id)
+
+    def _as_spill(self, block_id: int) -> BlockSpill:
+        block_hash = self._hash_of[block_id]
+        assert block_hash is not None
+        return BlockSpill(block_id, block_hash, self._tenant_of[block_id])
 
     def check_integrity(self, block_tables: Iterable[list[int]]) -> None:
         """Compare the books with every block table in use. Raises IntegrityError naming the first

@@ -68,6 +68,8 @@ class ModelRunner:
         """Move blocks, then store the KV of every scheduled token; one token for each of
         `batch.sampling`."""
         self.move_blocks(moves_of(batch, self.rank))
+        if not batch:
+            return SampledTokens((), ())
         sequences = [entry.sequence for entry in batch.sampling]
         sampled = self._sampler.sample(self.forward(batch), sequences)
         if sequences and self._decoder.ranks.size > 1:
@@ -90,6 +92,8 @@ class ModelRunner:
     @torch.inference_mode()
     def follow(self, batch: Chunks) -> list[int]:
         """Another rank's part of `execute`: the token ids that rank 0 sampled."""
+        if not batch.scheduled:
+            return []
         num_sampled = sum(chunk.samples for chunk in batch.scheduled)
         self.forward(batch)
         if not num_sampled:

@@ -5,6 +5,7 @@ from bisect import insort
 from engine.cache.block_allocator import BlockAllocator
 from engine.cache.block_hash import extend_chain, root_hash
 from engine.cache.spill import Restores
+from engine.cache.tiers import BlockSpill
 from engine.config import SchedulerConfig
 from engine.errors import (
     CacheTooSmall,
@@ -149,6 +150,10 @@ class Scheduler:
         """Sleep until a block that some sequence waits for is there, `timeout_s` at most. Only
         after an empty batch."""
         self._restores.wait(timeout_s)
+
+    def cached_blocks(self) -> tuple[BlockSpill, ...]:
+        """What the cold tier should have before the pool is gone; nothing without a tier."""
+        return self._allocator.cached() if self._has_cold_tier else ()
 
     def postprocess(
         self, batch: ScheduledBatch, sampled: SampledTokens

@@ -147,6 +147,23 @@ def test_another_engine_reads_what_the_first_has_spilled(folder: Path) -> None:
     assert cached(second) == 6 * 72  # of 80: the last token is always computed
 
 
+def test_an_engine_that_ends_in_order_leaves_all_it_has_cached(folder: Path) -> None:
+    store = InProcessStore(LIMITS)
+    requests = [(prompt, b"") for prompt in drawn(2, 80)]
+    with client_of(store) as tier:
+        engine = build_engine(config_of(folder, NUM_BLOCKS), tier)
+        first = complete(engine, requests)
+        assert engine.totals.spilled_blocks == 0
+        for _ in engine.spill_cached():
+            assert tier.flush(10)
+        assert tier.counters.spilled == 2 * 10
+    with client_of(store) as tier:
+        second = complete(build_engine(config_of(folder, NUM_BLOCKS), tier), requests)
+
+    assert tokens(second) == tokens(first)
+    assert cached(second) == 2 * 72
+
+
 def flip(content: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
     content[100] ^= 1
     return content
@@ -250,7 +267,8 @@ def complete_on_ranks(
             ring.seal()
             engines.append(build_leader(runner, config, ranks, ring))
             answers = complete(engines[0], requests)
-            assert tier.flush(10)
+            for _ in engines[0].spill_cached():
+                assert tier.flush(10)
             ring.close()
             return answers
 
@@ -265,14 +283,14 @@ def test_two_ranks_restore_what_two_ranks_spilled(folder: Path) -> None:
     config = config_of(folder, NUM_BLOCKS, TINY_BLOCK_BYTES // 2)  # of one KV head each
 
     answers, engine = complete_on_ranks(config, store, 2, requests)
-    again, restarted = complete_on_ranks(config, store, 2, requests[:4])
+    again, restarted = complete_on_ranks(config, store, 2, requests[-4:])
 
     assert tokens(answers) == expected
     assert engine.totals.restored_blocks > 0
     assert {rank for _, _, rank in store.actor._places} == {0, 1}
-    assert tokens(again) == expected[:4]
-    assert restarted.totals.restored_blocks > 0
-    assert cached(again) > 0
+    assert tokens(again) == expected[-4:]
+    assert restarted.totals.restored_blocks == 4 * 9
+    assert cached(again) == 4 * 72
 
 
 def test_a_cold_tier_without_a_prefix_cache_is_refused(folder: Path) -> None:

@@ -158,3 +158,18 @@ async def test_two_ranks_restore_their_parts_after_a_restart(app, folder, comput
     assert again == [Answer(answer.token_ids, NUM_CACHED_TOKENS) for answer in first[:4]]
     assert restarted == [Answer(answer.token_ids, NUM_CACHED_TOKENS) for answer in first[4:8]]
     assert status.cold_restored_blocks_total == 4 * 7
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+async def test_a_replica_that_ends_in_order_leaves_all_it_has_cached(app, folder, num_ranks):
+    """Of a pool that nothing was ever evicted from."""
+    settings = COLD | {"tensor_parallel_size": num_ranks, "kv_cache_gib": 0.002}
+    prompt = tuple(random.Random(100 + num_ranks).choices(range(1, 256), k=NUM_CACHED_TOKENS + 1))
+    answers = []
+    for _ in range(2):
+        async with serving(folder, "cold-ends", **settings) as handle:
+            answers.append(await ask(handle, prompt))
+            assert (await status_of(handle)).cold_spilled_blocks_total == 0
+
+    assert [answer.cached_tokens for answer in answers] == [0, NUM_CACHED_TOKENS]
+    assert answers[0].token_ids == answers[1].token_ids
