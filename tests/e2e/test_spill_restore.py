@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from deployments.cold_client import ColdClient
 from deployments.cold_store import ColdStoreLimits
+from engine.async_engine import AsyncEngine
 from engine.build import (
     build_engine,
     build_follower,
@@ -162,6 +163,18 @@ def test_an_engine_that_ends_in_order_leaves_all_it_has_cached(folder: Path) -> 
 
     assert tokens(second) == tokens(first)
     assert cached(second) == 2 * 72
+
+
+def test_only_an_engine_that_was_shut_down_hands_over_what_it_has_cached(folder: Path) -> None:
+    with client_of(InProcessStore(LIMITS)) as tier:
+        engine = AsyncEngine(build_engine(config_of(folder, NUM_BLOCKS), tier))
+        engine.add("long", drawn(1, 40)[0], SamplingParams(50, temperature=0.0))
+        engine.next_outputs(10)
+        assert list(engine.spill_cached()) == []
+        engine.shutdown(10)
+        assert list(engine.spill_cached()) != []
+        assert tier.flush(10)
+        assert tier.counters.spilled >= 40 // BLOCK_SIZE
 
 
 def flip(content: NDArray[np.uint8]) -> NDArray[np.uint8] | None:
