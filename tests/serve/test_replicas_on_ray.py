@@ -13,8 +13,10 @@ import pytest
 import pytest_asyncio
 import torch
 
+from benchmarks.routing.driver import RouterProcess
 from deployments.config import EngineSettings
 from deployments.local_backend import LocalBackend
+from deployments.replica_router import PUBLICATION_PERIOD_S
 from router.errors import BackendError, BackendUnavailable, NotFound
 from router.generation import GenerationRequest, SamplingSettings, TokenEvent, Usage
 from tests.fakes.checkpoint import tiny_checkpoint
@@ -110,6 +112,20 @@ async def run_at_once(
             return await ask(backend, prompt)
 
     return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+
+
+async def test_another_router_process_learns_where_prefixes_are(engines, backend):
+    import ray
+
+    router = ray.remote(num_cpus=0.1)(RouterProcess).remote(NAME)
+    await router.statuses.remote()
+    prefixes = [prompt_of(700 + group, 8 * BLOCK_SIZE) for group in range(6)]
+    for prefix in prefixes:
+        await ask(backend, prefix + prompt_of(99, 7))
+    await asyncio.sleep(3 * PUBLICATION_PERIOD_S)
+    later = [request(prefix + prompt_of(98, 7)) for prefix in prefixes]
+    usages = await router.ask_all.remote(later, 1)
+    assert [usage.cached_tokens for usage in usages] == [8 * BLOCK_SIZE] * 6
 
 
 async def test_requests_without_a_common_prefix_use_every_replica(engines, backend):
