@@ -40,7 +40,7 @@ def app(audit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         key_hashes={hash_key(KEY): "red"},
         engine=EngineSettings(kv_cache_gib=0.02, lease_s=2.0, max_num_batched_tokens=128),
         router=RouterSettings(num_replicas=2),
-        limits=LimitSettings(lease_s=20),
+        limits=LimitSettings(lease_s=30),
         audit=AuditSettings(folder=audit_folder),
         http=HttpSettings(port=free_port()),
     )

@@ -105,7 +105,7 @@ async def test_every_sum_is_the_same(app, backend, valkey, audit_folder: Path):
 
 async def until_all_accounted(backend: LocalBackend, valkey: Redis) -> None:
     """The engine is idle, no lease is left, and no generation waits for its accountant."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(90):
         while True:
             status = await backend.status()
             idle = status.num_running + status.num_waiting == 0
