@@ -32,14 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(config: AppConfig) -> None:
     """Raises DeploymentError and ClusterError; the app is up and ready on return."""
     config = with_some_key(config)
-    _say(f"model: {config.model}")
-    model = prepare_model(config.model, progress=_say)
-    _connect()
+    say(f"model: {config.model}")
+    model = prepare_model(config.model, progress=say)
+    connect()
     _check_http(config.http)
-    _say("starting the engine and the router")
+    say("starting the engine and the router")
     url = f"http://{config.http.host}:{deploy(config, model)}"
     await_ready(_reachable(config.http))
-    _say(f"Flashray serves {config.served_name or model.manifest.name} at {url}")
+    say(f"Flashray serves {config.served_name or model.manifest.name} at {url}")
 
 
 def with_some_key(config: AppConfig) -> AppConfig:
@@ -57,11 +57,12 @@ def with_some_key(config: AppConfig) -> AppConfig:
         )
     key = demo_key(config.http.host)
     if not key.was_given:
-        _say(f"no API key is configured; a random one, until the next deployment: {key.key}")
+        say(f"no API key is configured; a random one, until the next deployment: {key.key}")
     return with_key(config, key)
 
 
-def _connect() -> None:
+def connect() -> None:
+    """To the Ray cluster that this job runs on. Raises BringUpError."""
     import ray
 
     try:
@@ -94,7 +95,7 @@ def _reachable(http: HttpSettings) -> str:
     return f"http://{host}:{http.port}"
 
 
-def _say(message: str) -> None:
+def say(message: str) -> None:
     print(message, flush=True)
 
 

@@ -1,5 +1,6 @@
 """`ray job submit` against a real head: the job ends, the app stays."""
 
+import contextlib
 import os
 import secrets
 import subprocess
@@ -117,15 +118,27 @@ def config_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def submit(head: Head, config_file: Path) -> subprocess.CompletedProcess[str]:
     """The command of the README, word for word but for the address and the file."""
-    command = "job submit --working-dir . -- python -m deployments.jobs.serve --config"
+    return run_job(head, "serve", "--config", str(config_file))
+
+
+def run_job(head: Head, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = f"job submit --working-dir . -- python -m deployments.jobs.{name}"
     return subprocess.run(
-        [RAY, *command.split(), str(config_file)],
+        [RAY, *command.split(), *arguments],
         env=head.environment | {"RAY_ADDRESS": head.dashboard_url},
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def process_names(head: Head) -> list[str]:
+    names = []
+    for process in psutil.Process(head.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            names.append(" ".join([process.name(), *process.cmdline()]))
+    return names
 
 
 def url_of(config_file: Path) -> str:
@@ -168,3 +181,15 @@ def test_job_says_where_serve_listens_when_it_cannot_move(
     job = submit(head, moved)
     assert job.returncode == 1
     assert f"Serve listens on 127.0.0.1:{running} already" in job.stdout
+
+
+def test_drain_ends_the_app_and_its_stores(head: Head, config_file: Path) -> None:
+    stores = [name for name in process_names(head) if "LimitStore" in name]
+    assert stores
+    for _ in range(2):
+        job = run_job(head, "drain")
+        assert job.returncode == 0, job.stdout + job.stderr
+        assert "drained" in job.stdout
+    answer = httpx.get(f"{url_of(config_file)}/readyz", timeout=10, trust_env=False)
+    assert answer.status_code in (404, 503)
+    assert not [name for name in process_names(head) if "LimitStore" in name or "valkey" in name]
