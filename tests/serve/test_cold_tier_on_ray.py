@@ -22,7 +22,7 @@ from router.generation import GenerationRequest, SamplingSettings
 from tests.fakes.checkpoint import tiny_checkpoint
 from tests.serve.test_ranks_on_ray import pids_of, serving
 
-pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="package")]
 
 NUM_CACHED_TOKENS = 7 * 64
 BLOCK_BYTES = 2 * 2 * 64 * 2 * 8 * 4
@@ -58,13 +58,13 @@ def stores(app):
     end_cold_stores()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def engine_a(app, folder) -> AsyncIterator[Any]:
     async with serving(folder, "cold-a", **COLD) as handle:
         yield handle
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def engine_b(app, folder) -> AsyncIterator[Any]:
     async with serving(folder, "cold-b", **COLD) as handle:
         yield handle
@@ -102,7 +102,7 @@ async def kill_and_await(handle: Any, rank: int = 0) -> None:
     await pids_of(handle, gone=frozenset(pids))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def computed(engine_a) -> list[Answer]:
     """By engine A, which has never seen any of it."""
     answers = await fill(engine_a)

@@ -1,6 +1,7 @@
 """The engine deployment through Serve handles: streams, disconnects, a second reader, death."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import uuid
 import anthropic
 import httpx
 import pytest
+from ray.exceptions import RayError
 
 from deployments.local_backend import LocalBackend
 from router.backends.base import BackendStatus
@@ -48,6 +50,16 @@ async def until_ready(url: str) -> None:
     async with asyncio.timeout(60), httpx.AsyncClient(base_url=url) as client:
         while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110 - a process
             await asyncio.sleep(0.2)
+
+
+async def rank_pid_of(engine) -> int:
+    """A handle may still ask a replica that is gone, and then waits for it: ask again."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(TimeoutError, RayError):
+                async with asyncio.timeout(5):
+                    (pid,) = await engine.rank_pids.remote()
+                    return pid
 
 
 async def test_one_stream(backend):
@@ -146,15 +158,15 @@ async def test_a_dead_rank_is_a_typed_error_and_comes_back(app, engine, backend)
     await backend.submit(generation)
     stream = backend.subscribe(generation.request_id)
     await anext(stream)
-    (rank_pid,) = await engine.rank_pids.remote()
+    rank_pid = await rank_pid_of(engine)
     os.kill(rank_pid, signal.SIGKILL)
     with pytest.raises(BackendUnavailable, match="restarted"):
-        async for _ in stream:
-            pass
+        async with asyncio.timeout(60):
+            async for _ in stream:
+                pass
     await until_ready(app.url)
-    (new_pid,) = await engine.rank_pids.remote()
-    assert new_pid != rank_pid
-    async with anthropic.AsyncAnthropic(base_url=app.url, api_key=KEY) as sdk:
+    assert await rank_pid_of(engine) != rank_pid
+    async with anthropic.AsyncAnthropic(base_url=app.url, api_key=KEY, timeout=30) as sdk:
         message = await sdk.messages.create(
             model="tiny", max_tokens=5, messages=[{"role": "user", "content": "Hello"}]
         )

@@ -23,7 +23,7 @@ from router.errors import RouterError
 from router.generation import GenerationRequest, SamplingSettings
 from tests.fakes.checkpoint import tiny_checkpoint
 
-pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="package")]
 
 NUM_RANKS = 2
 NUM_STREAMS = 8
@@ -52,7 +52,7 @@ async def serving(folder: Path, name: str, **settings: Any) -> AsyncIterator[Any
         await asyncio.to_thread(serve.delete, name)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def ranks(app, folder) -> AsyncIterator[Any]:
     settings = {"tensor_parallel_size": NUM_RANKS, "step_timeout_s": 6.0}
     async with serving(folder, "ranks", **settings) as handle:

@@ -21,7 +21,7 @@ from router.errors import BackendError, BackendUnavailable, NotFound
 from router.generation import GenerationRequest, SamplingSettings, TokenEvent, Usage
 from tests.fakes.checkpoint import tiny_checkpoint
 
-pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="package")]
 
 NUM_REPLICAS = 4
 BLOCK_SIZE = 64
@@ -29,7 +29,7 @@ LEASE_S = 5.0
 NAME = "replicas"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
 async def engines(app, tmp_path_factory) -> AsyncIterator[Any]:
     from ray import serve
 
