@@ -52,6 +52,11 @@ async def until_ready(url: str) -> None:
             await asyncio.sleep(0.2)
 
 
+async def read_out(stream) -> None:
+    async for _ in stream:
+        pass
+
+
 async def rank_pid_of(engine) -> int:
     """A handle may still ask a replica that is gone, and then waits for it: ask again."""
     async with asyncio.timeout(60):
@@ -161,9 +166,7 @@ async def test_a_dead_rank_is_a_typed_error_and_comes_back(app, engine, backend)
     rank_pid = await rank_pid_of(engine)
     os.kill(rank_pid, signal.SIGKILL)
     with pytest.raises(BackendUnavailable, match="restarted"):
-        async with asyncio.timeout(60):
-            async for _ in stream:
-                pass
+        await asyncio.wait_for(read_out(stream), 60)
     await until_ready(app.url)
     assert await rank_pid_of(engine) != rank_pid
     async with anthropic.AsyncAnthropic(base_url=app.url, api_key=KEY, timeout=30) as sdk:
