@@ -74,7 +74,10 @@ class FakeUpstream:
             loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with (
+            contextlib.closing(writer),
+            contextlib.suppress(ConnectionError, asyncio.IncompleteReadError),
+        ):
             seen = await _read_request(reader)
             gone = asyncio.ensure_future(reader.read())
             writing = asyncio.ensure_future(_write(writer, self.answer(seen)))
@@ -84,7 +87,6 @@ class FakeUpstream:
             for task in (gone, writing):
                 task.cancel()
             await asyncio.gather(gone, writing, return_exceptions=True)
-        writer.close()
 
 
 class _Transport(httpx.AsyncBaseTransport):
@@ -176,3 +178,4 @@ async def _stop(server: asyncio.Server) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.sleep(0.05)  # closed transports let go of their sockets in later turns
