@@ -10,8 +10,8 @@ from benchmarks.router.gateways import Gateway, Gateways
 from benchmarks.router.litellm_peer import PEER
 from benchmarks.router.script import Dialect
 
-OUR_LADDER = (130, 170, 250, 400, 550, 700)
-PEER_LADDER = (40, 60, 80, 100, 130)
+OUR_LADDER = (170, 400, 700)
+PEER_LADDER = (40, 80, 130)
 WINDOW_S = 6.0
 TIMEOUT_S = 2.0
 MAX_RECOVERIES = 6  # windows

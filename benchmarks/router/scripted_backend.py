@@ -56,8 +56,36 @@ class ScriptedBackend:
         ]
 
 
-class ScriptedEngine(ScriptedBackend):
-    """What the local backend asks of an engine's deployment."""
+class ScriptedEngine:
+    """What the local backend asks of an engine's deployment: the script, and one replica."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._script = ScriptedBackend(token_ids)
+
+    async def submit(self, request: GenerationRequest) -> str:
+        await self._script.submit(request)
+        return "only"
+
+    async def locate(self, request_id: str) -> str:
+        return "only"
+
+    async def subscribe(
+        self, request_id: str, after_index: int = 0, replica: str = ""
+    ) -> AsyncGenerator[list[TokenEvent], None]:
+        async for events in self._script.subscribe(request_id, after_index):
+            yield events
+
+    async def abort(self, request_id: str, replica: str = "") -> Usage | None:
+        return await self._script.abort(request_id)
+
+    async def acknowledge(self, request_ids: list[str], replica: str = "") -> None:
+        await self._script.acknowledge(request_ids)
+
+    async def claim_orphans(self) -> list[OrphanedGeneration]:
+        return []
+
+    async def status(self) -> BackendStatus:
+        return await self._script.status()
 
     async def renew(self, request_ids: list[str]) -> None:
         """Nothing here has a lease."""
