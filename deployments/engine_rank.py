@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from deployments.cold_client import ColdClient
 from deployments.cold_store import ColdStoreLimits
 from deployments.engine_shell import RankLoad, RankStatus
+from deployments.in_process_rank import NO_COLD_TIER, rank_status
 from deployments.node_stores import NodeStores
 from engine.async_engine import AsyncEngine
-from engine.cache.tiers import ColdTierCounters
 from engine.config import EngineConfig
 from engine.outputs import StepOutput, Usage
 from engine.sampling_params import SamplingParams
@@ -116,19 +116,9 @@ class EngineRank:
         self._cold_tier.flush(deadline_s - time.monotonic())
 
     def status(self) -> RankStatus:
-        engine = self._leading()
-        stats, totals = engine.stats, engine.totals
-        return RankStatus(
-            stalled_s=engine.last_progress_s,
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_free_blocks=stats.num_free_blocks,
-            num_blocks=stats.num_blocks,
-            prompt_tokens_total=totals.prompt_tokens,
-            cached_tokens_total=totals.cached_tokens,
-            completion_tokens_total=totals.completion_tokens,
-            preemptions_total=totals.preemptions,
-            cold_tier=ColdTierCounters() if self._cold_tier is None else self._cold_tier.counters,
+        return rank_status(
+            self._leading(),
+            cold_tier=NO_COLD_TIER if self._cold_tier is None else self._cold_tier.counters,
         )
 
     def _lead_alone(self) -> ModelRunner:

@@ -12,21 +12,19 @@ from pathlib import Path
 import uvicorn
 
 from deployments.config import AppConfig
-from deployments.engine_shell import EngineShell, RankStatus, ShellOptions
+from deployments.engine_shell import EngineShell, ShellOptions
 from deployments.flash_engine import engine_config
+from deployments.in_process_rank import InProcessRank
 from deployments.model_files import prepare_model
 from deployments.router_ingress import served_model
 from engine.async_engine import AsyncEngine
 from engine.build import build_engine
-from engine.outputs import StepOutput, Usage
-from engine.sampling_params import SamplingParams
 from router.app import create_app
 from router.catalog import Catalog
 from router.client import ServedModel
 from router.config import RouterConfig
 from router.identity import KeyRing, hash_key
 
-OUTPUT_WAIT_S = 0.5
 START_TIMEOUT_S = 60.0
 NO_LEASE_S = 1e9  # router and engine die together: nobody has to prove that the other lives
 
@@ -77,40 +75,3 @@ async def _serve(server: _Server, shell: EngineShell) -> None:
     finally:
         server.port.cancel()
         await shell.stop()
-
-
-class InProcessRank:
-    """The rank that an EngineShell reads, in threads of this process."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.engine = engine
-
-    async def add(
-        self,
-        seq_id: str,
-        prompt_token_ids: tuple[int, ...],
-        params: SamplingParams,
-        cache_salt: bytes,
-        priority: int,
-    ) -> None:
-        self.engine.add(seq_id, prompt_token_ids, params, cache_salt=cache_salt, priority=priority)
-
-    async def abort(self, seq_id: str) -> Usage | None:
-        return await asyncio.to_thread(self.engine.abort, seq_id)
-
-    async def next_outputs(self) -> list[StepOutput]:
-        return await asyncio.to_thread(self.engine.next_outputs, OUTPUT_WAIT_S)
-
-    async def status(self) -> RankStatus:
-        stats, totals = self.engine.stats, self.engine.totals
-        return RankStatus(
-            stalled_s=self.engine.last_progress_s,
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_free_blocks=stats.num_free_blocks,
-            num_blocks=stats.num_blocks,
-            prompt_tokens_total=totals.prompt_tokens,
-            cached_tokens_total=totals.cached_tokens,
-            completion_tokens_total=totals.completion_tokens,
-            preemptions_total=totals.preemptions,
-        )

@@ -1,6 +1,7 @@
 """An HTTP server that answers for a model: how it is reached, with which key, and what its refusals
 mean. Keys come from the environment or a mounted file, are read when used, and are never quoted."""
 
+import abc
 import contextlib
 import json
 import logging
@@ -84,7 +85,7 @@ class UpstreamRequest:
     query: str = ""
 
 
-class Upstream:
+class Upstream(abc.ABC):
     """One connection pool to one server. Subclasses say how it knows us."""
 
     def __init__(
@@ -103,8 +104,9 @@ class Upstream:
             transport=transport,
         )
 
+    @abc.abstractmethod
     def credentials(self, key: str | None, team: str) -> dict[str, str]:
-        raise NotImplementedError
+        """The headers by which this kind of upstream knows us. `key` None: it asks for none."""
 
     @contextlib.asynccontextmanager
     async def send(self, request: UpstreamRequest) -> AsyncGenerator[httpx.Response, None]:

