@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from deployments.cold_client import ColdClient
 from deployments.cold_store import ColdStoreLimits
 from deployments.engine_shell import RankLoad, RankStatus
-from deployments.in_process_rank import NO_COLD_TIER, rank_status
+from deployments.in_process_rank import rank_status
 from deployments.node_stores import NodeStores
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
@@ -118,7 +118,7 @@ class EngineRank:
     def status(self) -> RankStatus:
         return rank_status(
             self._leading(),
-            cold_tier=NO_COLD_TIER if self._cold_tier is None else self._cold_tier.counters,
+            cold_tier=None if self._cold_tier is None else self._cold_tier.counters,
         )
 
     def _lead_alone(self) -> ModelRunner:

@@ -9,7 +9,6 @@ from engine.outputs import StepOutput, Usage
 from engine.sampling_params import SamplingParams
 
 OUTPUT_WAIT_S = 0.5
-NO_COLD_TIER = ColdTierCounters()
 
 
 class InProcessRank:
@@ -39,7 +38,7 @@ class InProcessRank:
         return rank_status(self.engine)
 
 
-def rank_status(engine: AsyncEngine, cold_tier: ColdTierCounters = NO_COLD_TIER) -> RankStatus:
+def rank_status(engine: AsyncEngine, cold_tier: ColdTierCounters | None = None) -> RankStatus:
     stats, totals = engine.stats, engine.totals
     return RankStatus(
         stalled_s=engine.last_progress_s,
@@ -51,5 +50,5 @@ def rank_status(engine: AsyncEngine, cold_tier: ColdTierCounters = NO_COLD_TIER)
         cached_tokens_total=totals.cached_tokens,
         completion_tokens_total=totals.completion_tokens,
         preemptions_total=totals.preemptions,
-        cold_tier=cold_tier,
+        cold_tier=cold_tier or ColdTierCounters(),
     )
