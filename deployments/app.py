@@ -7,6 +7,8 @@ from deployments.flash_engine import engine_deployment
 from deployments.model_files import ModelFiles
 from deployments.router_ingress import router_deployment
 
+APP_NAME = "flashray"  # as Serve knows it: deployed anew, it takes the old one's place
+
 
 def build_app(config: AppConfig, model: ModelFiles) -> serve.Application:
     engine = engine_deployment(str(model.path), config.engine)

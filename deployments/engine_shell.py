@@ -243,6 +243,9 @@ class EngineShell:
         except EngineError as exc:
             logger.error("engine stopped reason=%s", exc)
             self._fail_all(exc)
+        except Exception as exc:  # no reader may wait for a pump that has ended
+            logger.exception("pump broke")
+            self._fail_all(EngineStopped(f"its outputs cannot be read: {exc!r}"))
 
     def _record(self, step: StepOutput) -> None:
         for output in step.outputs:
@@ -267,7 +270,10 @@ class EngineShell:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_INTERVAL_S)
-            await self._abort_expired(list(self._journals.values()))
+            try:
+                await self._abort_expired(list(self._journals.values()))
+            except Exception:  # leases must go on running out
+                logger.exception("sweep failed")
 
     async def _abort_expired(self, journals: Iterable[Journal]) -> None:
         """Abort generations whose lease ran out; forget ended ones past their retention, if they
@@ -276,11 +282,14 @@ class EngineShell:
         for journal in journals:
             if now_s < journal.deadline_s:
                 continue
-            if journal.has_ended:
-                if journal.is_acknowledged or now_s > journal.deadline_s + MAX_UNCLAIMED_S:
-                    self._journals.pop(journal.request.request_id, None)
-            else:
-                await asyncio.shield(self.abort(journal.request.request_id))
+            request_id = journal.request.request_id
+            if not journal.has_ended:
+                await asyncio.shield(self.abort(request_id))
+            elif journal.is_acknowledged:
+                self._journals.pop(request_id, None)
+            elif now_s > journal.deadline_s + MAX_UNCLAIMED_S:
+                logger.warning("dropped, never accounted for request_id=%s", request_id)
+                self._journals.pop(request_id, None)
 
     async def _abort_sequence(self, request_id: str) -> EngineUsage | None:
         try:

@@ -12,7 +12,7 @@ import httpx
 from cluster.bringup import LocalRay, RayOptions, require_free_port
 from deployments.config import AppConfig
 from deployments.errors import BringUpError
-from deployments.model_files import prepare_model
+from deployments.model_files import ModelFiles, prepare_model
 
 Progress = Callable[[str], None]
 READY_TIMEOUT_S = 300.0
@@ -69,22 +69,20 @@ def local_app(
             end_cold_stores()
 
 
-def deploy(config: AppConfig, model: object) -> int:
+def deploy(config: AppConfig, model: ModelFiles) -> int:
     """Run the app on the Ray this process is connected to; its port. Raises BringUpError."""
     from ray import serve
     from ray.serve.config import HTTPOptions
     from ray.serve.schema import LoggingConfig
 
-    from deployments.app import build_app
-    from deployments.model_files import ModelFiles
+    from deployments.app import APP_NAME, build_app
 
-    assert isinstance(model, ModelFiles)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     options = HTTPOptions(host=config.http.host, port=config.http.port)
     serve.start(http_options=options, logging_config=quiet)
     try:
-        serve.run(build_app(config, model), name="flashray", logging_config=quiet)
+        serve.run(build_app(config, model), name=APP_NAME, logging_config=quiet)
     except (RuntimeError, TimeoutError) as exc:
         raise BringUpError(f"the app did not come up: {exc}") from exc
     return config.http.port

@@ -33,8 +33,8 @@ class Catalog:
         unknown = sorted(target for target in aliases.values() if target not in self.models)
         if unknown:
             raise ValueError(f"aliases point to models that are not served: {', '.join(unknown)}")
-        self._names = {**{alias: self.models[target] for alias, target in aliases.items()}}
-        self._names |= self.models
+        aliased = {alias: self.models[target] for alias, target in aliases.items()}
+        self._names = aliased | self.models
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -5,12 +5,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from deployments.app import APP_NAME
 from deployments.cold_store import end_cold_stores
 from deployments.errors import DeploymentError
 from deployments.jobs.serve import connect, say
 from deployments.limit_store import end_limit_store
-
-APP_NAME = "flashray"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from engine.errors import IntegrityError
 
 PLAN_VERSION = 1
-MAX_NUM_SLOTS = 1 << 16
 _HEADER = struct.Struct("<HHI")
 _CHUNK = struct.Struct("<HHIIII")
 _SAMPLES, _CARRIES_TOKENS = 1, 2

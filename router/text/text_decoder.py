@@ -64,5 +64,4 @@ class TextDecoder:
         )
 
     def _shown(self, token_id: int) -> tuple[str, bytes]:
-        raw = self._tokenizer.token_bytes(token_id)
-        return raw.decode("utf-8", errors="replace"), raw
+        return self._tokenizer.token_text(token_id), self._tokenizer.token_bytes(token_id)

@@ -211,6 +211,45 @@ async def test_an_engine_that_dies_fails_its_readers_with_a_type():
         assert "fake failure" in status.reason
 
 
+async def test_a_pump_that_breaks_fails_its_readers_too():
+    """Not only the errors we know: a reader must never wait for a pump that has ended."""
+
+    class BrokenRank(InProcessRank):
+        async def next_outputs(self):
+            raise ValueError("garbage from the rank")
+
+    rank = BrokenRank()
+    shell = EngineShell(rank, ShellOptions(lease_s=LEASE_S))
+    shell.start()
+    try:
+        await shell.submit(request())
+        with pytest.raises(BackendUnavailable, match="restarted"):
+            await asyncio.wait_for(read_all(shell, "r"), 5)
+        assert "garbage from the rank" in (await shell.status()).reason
+    finally:
+        rank.engine.shutdown(10)
+        await shell.stop()
+
+
+async def test_an_unaccounted_generation_is_dropped_at_last_and_said(caplog):
+    now_s = 0.0
+    rank = InProcessRank()
+    shell = EngineShell(rank, ShellOptions(retention_s=60.0), clock=lambda: now_s)
+    shell.start()
+    try:
+        await shell.submit(request())
+        await read_all(shell, "r")
+        now_s = 3000.0
+        await shell._abort_expired(list(shell._journals.values()))
+        assert shell.num_journals == 1
+        now_s = 4000.0
+        await until(lambda: shell.num_journals == 0)
+        assert "never accounted for request_id=r" in caplog.text
+    finally:
+        rank.engine.shutdown(10)
+        await shell.stop()
+
+
 async def test_a_stalled_step_is_not_ready_only_with_work_in_flight():
     throttle = Throttle(0)
     async with running(throttle, ShellOptions(step_timeout_s=0.05)) as (shell, _):
