@@ -104,6 +104,7 @@ class LimitSettings(Settings):
 
     store: str = Field(default="embedded", pattern=r"^(embedded|none|(rediss?|unix)://.+)$")
     password_env: str | None = None
+    timeout_s: float = Field(default=0.25, gt=0, le=10)  # then this replica's share counts
     lease_s: float = Field(default=60.0, ge=20)  # several times the renewal interval
     requests_per_minute_per_address: int = Field(default=100, ge=1)
 

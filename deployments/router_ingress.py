@@ -61,7 +61,7 @@ class RouterIngress:
         limits_of: TeamStatus | None = None
         teams = teams_of(config)
         if url is not None:
-            redis = connect(url)
+            redis = connect(url, config.limits.timeout_s)
             shared = Limiter(redis, lease_s=config.limits.lease_s)
             limiter = FailoverLimiter(shared, config.router.num_replicas)
             limits_of = TeamStatus({team.name: team for team in teams}, shared)

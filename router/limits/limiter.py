@@ -32,7 +32,7 @@ class TeamLimiter(Protocol):
     async def renew(self, team: Team, request_ids: Collection[str]) -> frozenset[str]: ...
 
 
-def connect(url: str, timeout_s: float = 0.25) -> "Redis":
+def connect(url: str, timeout_s: float) -> "Redis":
     """A client that gives up soon: a limiter must not hold requests for longer than a decision is
     worth. One retry covers a pooled connection that the server closed."""
     client: Redis = Redis.from_url(

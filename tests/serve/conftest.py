@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import torch
 
 from cluster.bringup import free_port
@@ -40,7 +39,7 @@ def app(audit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         key_hashes={hash_key(KEY): "red"},
         engine=EngineSettings(kv_cache_gib=0.02, lease_s=2.0, max_num_batched_tokens=128),
         router=RouterSettings(num_replicas=2),
-        limits=LimitSettings(lease_s=30),
+        limits=LimitSettings(lease_s=30, timeout_s=5),  # no share is ever taken
         audit=AuditSettings(folder=audit_folder),
         http=HttpSettings(port=free_port()),
     )
@@ -53,15 +52,20 @@ def app(audit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
 
 
-@pytest.fixture(scope="package")
-def engine(app: RunningApp) -> Any:
-    """The engine deployment's handle."""
+def engine_handle(app_name: str) -> Any:
+    """A new one, for one test: a handle hears of new replicas through the event loop it was first
+    used in, and is deaf for ever once news came while that loop rested, as it does between tests.
+    """
     from ray import serve
 
-    return serve.get_deployment_handle("FlashEngine", "flashray")
+    return serve.get_deployment_handle("FlashEngine", app_name)
 
 
-@pytest_asyncio.fixture(scope="package", loop_scope="package")
-async def backend(engine: Any) -> LocalBackend:
-    """One for all tests and one event loop: a handle belongs to the loop that first used it."""
+@pytest.fixture
+def engine(app: RunningApp) -> Any:
+    return engine_handle("flashray")
+
+
+@pytest.fixture
+def backend(engine: Any) -> LocalBackend:
     return LocalBackend(engine, lease_s=2.0)

@@ -20,6 +20,7 @@ from deployments.local_backend import LocalBackend
 from router.backends.base import BackendStatus
 from router.generation import GenerationRequest, SamplingSettings
 from tests.fakes.checkpoint import tiny_checkpoint
+from tests.serve.conftest import engine_handle
 from tests.serve.test_ranks_on_ray import pids_of, serving
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="package")]
@@ -59,15 +60,25 @@ def stores(app):
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def engine_a(app, folder) -> AsyncIterator[Any]:
-    async with serving(folder, "cold-a", **COLD) as handle:
-        yield handle
+async def app_a(app, folder) -> AsyncIterator[str]:
+    async with serving(folder, "cold-a", **COLD) as name:
+        yield name
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def engine_b(app, folder) -> AsyncIterator[Any]:
-    async with serving(folder, "cold-b", **COLD) as handle:
-        yield handle
+async def app_b(app, folder) -> AsyncIterator[str]:
+    async with serving(folder, "cold-b", **COLD) as name:
+        yield name
+
+
+@pytest.fixture
+def engine_a(app_a) -> Any:
+    return engine_handle(app_a)
+
+
+@pytest.fixture
+def engine_b(app_b) -> Any:
+    return engine_handle(app_b)
 
 
 async def ask(handle: Any, prompt: tuple[int, ...], tenant: str = "red") -> Answer:
@@ -103,9 +114,9 @@ async def kill_and_await(handle: Any, rank: int = 0) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def computed(engine_a) -> list[Answer]:
+async def computed(app_a) -> list[Answer]:
     """By engine A, which has never seen any of it."""
-    answers = await fill(engine_a)
+    answers = await fill(engine_handle(app_a))
     assert {answer.cached_tokens for answer in answers} == {0}
     return answers
 
@@ -147,7 +158,8 @@ async def test_a_store_that_died_is_computed_again_and_filled_again(computed, en
 async def test_two_ranks_restore_their_parts_after_a_restart(app, folder, computed):
     settings = COLD | {"tensor_parallel_size": 2, "gpus_per_rank": 1}
     settings["kv_cache_gib"] = COLD["kv_cache_gib"] / 2
-    async with serving(folder, "cold-ranks", **settings) as handle:
+    async with serving(folder, "cold-ranks", **settings) as name:
+        handle = engine_handle(name)
         first = await fill(handle)
         again = [await ask(handle, prompt) for prompt in PROMPTS[:4]]
         await kill_and_await(handle, rank=1)
@@ -167,7 +179,8 @@ async def test_a_replica_that_ends_in_order_leaves_all_it_has_cached(app, folder
     prompt = tuple(random.Random(100 + num_ranks).choices(range(1, 256), k=NUM_CACHED_TOKENS + 1))
     answers = []
     for _ in range(2):
-        async with serving(folder, "cold-ends", **settings) as handle:
+        async with serving(folder, "cold-ends", **settings) as name:
+            handle = engine_handle(name)
             answers.append(await ask(handle, prompt))
             assert (await status_of(handle)).cold_spilled_blocks_total == 0
 

@@ -22,6 +22,7 @@ from deployments.local_backend import LocalBackend
 from router.errors import RouterError
 from router.generation import GenerationRequest, SamplingSettings
 from tests.fakes.checkpoint import tiny_checkpoint
+from tests.serve.conftest import engine_handle
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="package")]
 
@@ -38,7 +39,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 @asynccontextmanager
-async def serving(folder: Path, name: str, **settings: Any) -> AsyncIterator[Any]:
+async def serving(folder: Path, name: str, **settings: Any) -> AsyncIterator[str]:
+    """The name of an app of one engine."""
     from ray import serve
 
     from deployments.flash_engine import engine_deployment
@@ -47,16 +49,21 @@ async def serving(folder: Path, name: str, **settings: Any) -> AsyncIterator[Any
     deployment = engine_deployment(str(folder), EngineSettings(**changes))
     await asyncio.to_thread(serve.run, deployment, name=name, route_prefix=None)
     try:
-        yield serve.get_deployment_handle("FlashEngine", name)
+        yield name
     finally:
         await asyncio.to_thread(serve.delete, name)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def ranks(app, folder) -> AsyncIterator[Any]:
+async def ranks_app(app, folder) -> AsyncIterator[str]:
     settings = {"tensor_parallel_size": NUM_RANKS, "step_timeout_s": 6.0}
-    async with serving(folder, "ranks", **settings) as handle:
-        yield handle
+    async with serving(folder, "ranks", **settings) as name:
+        yield name
+
+
+@pytest.fixture
+def ranks(ranks_app) -> Any:
+    return engine_handle(ranks_app)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from deployments.replica_router import PUBLICATION_PERIOD_S
 from router.errors import BackendError, BackendUnavailable, NotFound
 from router.generation import GenerationRequest, SamplingSettings, TokenEvent, Usage
 from tests.fakes.checkpoint import tiny_checkpoint
+from tests.serve.conftest import engine_handle
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="package")]
 
@@ -30,7 +31,7 @@ NAME = "replicas"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
-async def engines(app, tmp_path_factory) -> AsyncIterator[Any]:
+async def engines_app(app, tmp_path_factory) -> AsyncIterator[str]:
     from ray import serve
 
     from deployments.flash_engine import engine_deployment
@@ -42,8 +43,13 @@ async def engines(app, tmp_path_factory) -> AsyncIterator[Any]:
     )
     deployment = engine_deployment(str(folder), settings)
     await asyncio.to_thread(serve.run, deployment, name=NAME, route_prefix=None)
-    yield serve.get_deployment_handle("FlashEngine", NAME)
+    yield NAME
     await asyncio.to_thread(serve.delete, NAME)
+
+
+@pytest.fixture
+def engines(engines_app) -> Any:
+    return engine_handle(engines_app)
 
 
 @pytest.fixture
