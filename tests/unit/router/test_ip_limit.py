@@ -64,7 +64,7 @@ def test_nothing_a_client_sends_changes_its_address(sent: list[str], client: obj
 async def test_an_address_may_knock_so_often_over_all_replicas(
     valkey: Redis, valkey_server: str
 ) -> None:
-    async with connect(valkey_server) as other:
+    async with connect(valkey_server, timeout_s=5.0) as other:
         replicas = [IpLimit(valkey, per_minute=10), IpLimit(other, per_minute=10)]
         for index in range(10):
             await replicas[index % 2].check("203.0.113.9")

@@ -247,7 +247,7 @@ async def test_a_race_for_the_burst_admits_exactly_the_burst(
     team = red(requests_per_minute=50)
 
     async def tries(client: int) -> int:
-        async with connect(valkey_server) as redis:
+        async with connect(valkey_server, timeout_s=5.0) as redis:
             limiter = Limiter(redis, clock_lua=CLOCK)
             answers = [await limiter.admit(f"{client}-{n}", team, 0, 0) for n in range(25)]
             return sum(answer.is_allowed for answer in answers)
