@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+# Without a GPU kernels run in Triton's interpreter, which Triton decides on when it is imported.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from cluster.bringup import RAY_ENVIRONMENT
 from tests.fakes.valkey import valkey, valkey_server  # noqa: F401
 

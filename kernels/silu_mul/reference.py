@@ -1,7 +1,17 @@
-"""The specification."""
+"""The specification: silu in fp32, rounded to the dtype, then the product, rounded again."""
 
 import torch
 import torch.nn.functional as F
+
+from kernels.contract import FLOATS, Contract, Output, Size, Stride, Tensor
+
+CONTRACT = Contract(
+    "silu_mul",
+    gate_up=Tensor("rows 2*size", FLOATS, layout="rows", wide_index=True),
+    out=Output("rows size", like="gate_up", wide_index=True),
+    gate_up_stride=Stride("gate_up", 0),
+    size=Size("size"),
+)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

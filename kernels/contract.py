@@ -1,0 +1,333 @@
+"""What a launch must look like: one `Contract` per kernel, checked before every launch.
+
+    CONTRACT = Contract(
+        "silu_mul",
+        gate_up=Tensor("rows 2*size", FLOATS, layout="rows"),
+        out=Output("rows size", like="gate_up"),
+        gate_up_stride=Stride("gate_up", 0),
+        size=Size("size"),
+    )
+
+A shape is a list of named dimensions; a name stands for one number in the whole launch. The names
+and their order are those of the kernel's parameters. What depends on shapes, strides, dtypes and
+devices is checked once per combination and remembered; addresses and scalars, every time.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from kernels.errors import ContractError
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+INT32_MAX = 2**31 - 1
+MAX_REMEMBERED = 4096
+
+Layout = Literal["contiguous", "rows", "strided"]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """`2*size`: a multiple of a named number, or (name None) the number itself."""
+
+    factor: int
+    name: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> "Dim":
+        match = re.fullmatch(r"(?:(\d+)\*)?([a-z_]+)|(\d+)", text)
+        if match is None:
+            raise TypeError(f"{text!r} is no dimension: size, 2*size or 3 are")
+        factor, name, number = match.groups()
+        return cls(int(number or factor or 1), name)
+
+    def __str__(self) -> str:
+        parts = ([] if self.factor == 1 and self.name else [str(self.factor)]) + [self.name or ""]
+        return "*".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An argument the kernel reads.
+
+    layout: "contiguous"; "rows": the last dimension is, the others have any strides; "strided".
+    align: bytes that divide the address, and the strides of "rows".
+    wide_index: the kernel computes its offsets in int64, so that 2^31 elements are not too many.
+    """
+
+    shape: str
+    dtype: torch.dtype | Sequence[torch.dtype] | None = None
+    like: str | None = None  # has the dtype of that argument
+    layout: Layout = "contiguous"
+    align: int = 16
+    wide_index: bool = False
+
+    is_stored = False
+    is_whole = False
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return tuple(Dim.parse(text) for text in self.shape.split())
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        if self.dtype is None:
+            return ()
+        return (self.dtype,) if isinstance(self.dtype, torch.dtype) else tuple(self.dtype)
+
+
+@dataclass(frozen=True)
+class Output(Tensor):
+    """An argument the kernel stores every element of, and reads none that it has not stored.
+
+    in_place: arguments that may be this very tensor: same address, shape and strides.
+    """
+
+    in_place: tuple[str, ...] = ()
+
+    is_stored = True
+    is_whole = True
+
+
+@dataclass(frozen=True)
+class InOut(Output):
+    """An argument the kernel stores some elements of, and may read."""
+
+    is_whole = False
+
+
+@dataclass(frozen=True)
+class Size:
+    """A scalar that is the dimension `name`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Stride:
+    """A scalar that is the stride of `tensor` in `axis`, in elements."""
+
+    tensor: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number of the caller's own, from `low` to `high`."""
+
+    kind: type[int] | type[float]
+    low: float = float("-inf")
+    high: float = float("inf")
+
+
+Argument = Tensor | Size | Stride | Scalar
+
+
+class Contract:
+    def __init__(self, kernel: str, **arguments: Argument) -> None:
+        self.kernel = kernel
+        self.tensors = {n: a for n, a in arguments.items() if isinstance(a, Tensor)}
+        self.scalars = {n: a for n, a in arguments.items() if not isinstance(a, Tensor)}
+        self.names = (*self.tensors, *self.scalars)
+        if self.names != tuple(arguments):
+            raise TypeError(f"{kernel}: a contract names its tensors first, then its scalars")
+        self._aligns = tuple((name, each.align) for name, each in self.tensors.items())
+        self._pairs = tuple(self._pairs_with_a_stored_one())
+        self._free_scalars = tuple(
+            (len(self.tensors) + index, name, scalar)
+            for index, (name, scalar) in enumerate(self.scalars.items())
+            if isinstance(scalar, Scalar)
+        )
+        self._remembered: dict[Any, tuple[Any, ...]] = {}
+
+    def check(self, *arguments: Any) -> None:
+        """Of a launch: its tensors and scalars in the contract's order. Raises ContractError."""
+        if len(arguments) != len(self.names):
+            self._fail("the arguments", " ".join(self.names), f"{len(arguments)} values")
+        tensors = arguments[: len(self._aligns)]
+        try:
+            key = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
+            expected = self._remembered.get(key)
+        except AttributeError:
+            expected = None
+        if expected is None:
+            expected = self._check_forms(arguments)
+        scalars, extents = expected
+        addresses = [t.data_ptr() for t in tensors]
+        for address, (name, align) in zip(addresses, self._aligns, strict=True):
+            if address % align:
+                self._fail(name, f"aligned to {align} bytes", f"the address {address:#x}")
+        for index, value in scalars:
+            if arguments[index] != value:
+                self._fail_scalar(index, value, arguments[index])
+        for index, name, scalar in self._free_scalars:
+            self._check_free(name, scalar, arguments[index])
+        for stored, other, may_be_same in self._pairs:
+            start, other_start = addresses[stored], addresses[other]
+            if start < other_start + extents[other] and other_start < start + extents[stored]:
+                self._check_overlap(tensors, stored, other, may_be_same)
+
+    def _pairs_with_a_stored_one(self) -> list[tuple[int, int, bool]]:
+        """Every stored tensor beside every other one: (stored, other, they may be the same)."""
+        names = list(self.tensors)
+        pairs = []
+        for stored, tensor in enumerate(self.tensors.values()):
+            if isinstance(tensor, Output):
+                for other, name in enumerate(names):
+                    is_stored_first = other < stored and self.tensors[name].is_stored
+                    if other != stored and not is_stored_first:
+                        pairs.append((stored, other, name in tensor.in_place))
+        return pairs
+
+    def _check_forms(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """The scalars that shapes and strides imply, and how many bytes each tensor spans."""
+        named = dict(zip(self.names, arguments, strict=True))
+        sizes: dict[str, int] = {}
+        for name, tensor in self.tensors.items():
+            self._check_kind(name, tensor, named)
+            self._bind_shape(name, tensor, named[name].shape, sizes)
+            self._check_layout(name, tensor, named[name])
+        scalars = tuple(
+            (index, self._implied(scalar, named, sizes))
+            for index, scalar in enumerate(self.scalars.values(), len(self.tensors))
+            if not isinstance(scalar, Scalar)
+        )
+        tensors = [named[name] for name in self.tensors]
+        expected = (scalars, [span_of(each) * each.element_size() for each in tensors])
+        if len(self._remembered) >= MAX_REMEMBERED:
+            self._remembered.clear()
+        self._remembered[tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])] = (
+            expected
+        )
+        return expected
+
+    def _check_kind(self, name: str, tensor: Tensor, named: dict[str, Any]) -> None:
+        value = named[name]
+        if not isinstance(value, torch.Tensor):
+            self._fail(name, "a tensor", type(value).__name__)
+        if tensor.dtypes and value.dtype not in tensor.dtypes:
+            self._fail(name, " or ".join(map(short, tensor.dtypes)), short(value.dtype))
+        if tensor.like is not None and value.dtype != named[tensor.like].dtype:
+            expected = f"{short(named[tensor.like].dtype)} like {tensor.like}"
+            self._fail(name, expected, short(value.dtype))
+        first = next(iter(self.tensors))
+        if value.device != named[first].device:
+            self._fail(name, f"on {named[first].device} like {first}", str(value.device))
+
+    def _bind_shape(
+        self, name: str, tensor: Tensor, shape: torch.Size, sizes: dict[str, int]
+    ) -> None:
+        """Each named dimension takes its number where it is met first."""
+        came = f"{list(shape)}"
+        if len(shape) != len(tensor.dims):
+            self._fail(name, f"[{tensor.shape}] of {len(tensor.dims)} dimensions", came)
+        for dim, length in zip(tensor.dims, shape, strict=True):
+            if dim.name is not None and dim.name not in sizes and length % dim.factor == 0:
+                sizes[dim.name] = length // dim.factor
+            expected = dim.factor * (sizes.get(dim.name, -1) if dim.name else 1)
+            if length != expected:
+                known = {d.name: sizes[d.name] for d in tensor.dims if d.name in sizes}
+                where = ", ".join(f"{key} = {value}" for key, value in known.items())
+                self._fail(name, f"[{tensor.shape}]" + (f" where {where}" if where else ""), came)
+
+    def _check_layout(self, name: str, tensor: Tensor, value: torch.Tensor) -> None:
+        strides = f"strides {value.stride()} of {list(value.shape)}"
+        if tensor.layout == "contiguous" and not value.is_contiguous():
+            self._fail(name, "contiguous", strides)
+        if tensor.layout == "rows":
+            if value.shape[-1] > 1 and value.stride(-1) != 1:
+                self._fail(name, "contiguous in its last dimension", strides)
+            rows = value.stride()[:-1]
+            if any(stride * value.element_size() % tensor.align for stride in rows):
+                self._fail(
+                    name, f"of rows that start at multiples of {tensor.align} bytes", strides
+                )
+        if tensor.is_stored and overlaps_itself(value):
+            self._fail(name, "of elements that lie apart, for it is stored", strides)
+        if not tensor.wide_index and span_of(value) > INT32_MAX:
+            expected = f"of at most {INT32_MAX} elements, for its offsets are int32"
+            self._fail(name, expected, f"{span_of(value)}")
+
+    def _implied(self, scalar: Argument, named: dict[str, Any], sizes: dict[str, int]) -> int:
+        if isinstance(scalar, Size):
+            return sizes[scalar.name]
+        assert isinstance(scalar, Stride)
+        stride: int = named[scalar.tensor].stride(scalar.axis)
+        return stride
+
+    def _check_free(self, name: str, scalar: Scalar, value: Any) -> None:
+        kinds = (int, float) if scalar.kind is float else (int,)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            self._fail(name, f"of type {scalar.kind.__name__}", f"{value!r}")
+        if not scalar.low <= value <= scalar.high:
+            self._fail(name, f"from {scalar.low} to {scalar.high}", f"{value!r}")
+
+    def _check_overlap(
+        self, tensors: Sequence[torch.Tensor], stored: int, other: int, may_be_same: bool
+    ) -> None:
+        one, two = tensors[stored], tensors[other]
+        if may_be_same and is_same(one, two):
+            return
+        if lie_in_rows_apart(one, two):
+            return
+        names = list(self.tensors)
+        expected = f"apart from {names[other]} in memory, for it is stored"
+        if may_be_same:
+            expected += f" (or be {names[other]} itself)"
+        self._fail(names[stored], expected, f"an overlap from {one.data_ptr():#x} on")
+
+    def _fail_scalar(self, index: int, expected: int, came: Any) -> None:
+        name = self.names[index]
+        scalar = self.scalars[name]
+        if isinstance(scalar, Stride):
+            meaning = f"the stride of {scalar.tensor} in axis {scalar.axis}"
+        else:
+            assert isinstance(scalar, Size)
+            meaning = f"the size {scalar.name}"
+        self._fail(name, f"{expected}, {meaning}", f"{came!r}")
+
+    def _fail(self, argument: str, expected: str, came: str) -> None:
+        raise ContractError(self.kernel, argument, expected, came)
+
+
+def short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def span_of(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last one of a tensor, those between its rows as well."""
+    if tensor.numel() == 0:
+        return 0
+    return 1 + sum(
+        (n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two indices may mean one element: an expanded dimension, or rows that cross."""
+    end = 0
+    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1:
+            if stride <= end:
+                return True
+            end += (length - 1) * stride
+    return False
+
+
+def is_same(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return (one.data_ptr(), one.shape, one.stride()) == (two.data_ptr(), two.shape, two.stride())
+
+
+def lie_in_rows_apart(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Columns of one matrix: rows of the same stride, and within a row the two lie apart."""
+    if one.dim() < 2 or two.dim() < 2 or one.stride(0) != two.stride(0):
+        return False
+    row_bytes = one.stride(0) * one.element_size()
+    if row_bytes != two.stride(0) * two.element_size():
+        return False
+    ahead = (two.data_ptr() - one.data_ptr()) % row_bytes
+    one_bytes, two_bytes = (span_of(each[0]) * each.element_size() for each in (one, two))
+    return one_bytes <= ahead <= row_bytes - two_bytes

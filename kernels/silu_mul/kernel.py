@@ -1,0 +1,23 @@
+"""One pass over both halves: gate and up are read once, the product is stored once."""
+
+import triton.language as tl
+
+from kernels.contract import FLOATS
+from kernels.kernel import kernel, variants
+from kernels.silu_mul.reference import CONTRACT
+
+
+@kernel(
+    contract=CONTRACT,
+    variants=variants({"gate_up": FLOATS}, [{"BLOCK": 1024, "num_warps": 4}]),
+)
+def silu_mul_kernel(gate_up_ptr, out_ptr, gate_up_stride, size, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = columns < size
+    gate = tl.load(gate_up_ptr + row * gate_up_stride + columns, mask=mask)
+    up = tl.load(gate_up_ptr + row * gate_up_stride + size + columns, mask=mask)
+    wide = gate.to(tl.float32)
+    activated = (wide / (1 + tl.exp(-wide))).to(gate.dtype)
+    product = activated.to(tl.float32) * up.to(tl.float32)
+    tl.store(out_ptr + row * size + columns, product.to(out_ptr.dtype.element_ty), mask=mask)
