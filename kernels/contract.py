@@ -54,7 +54,8 @@ class Tensor:
     """An argument the kernel reads.
 
     layout: "contiguous"; "rows": the last dimension is, the others have any strides; "strided".
-    align: bytes that divide the address, and the strides of "rows".
+    align: bytes that divide the address.
+    row_align: bytes that divide the strides of "rows".
     wide_index: the kernel computes its offsets in int64, so that 2^31 elements are not too many.
     """
 
@@ -63,6 +64,7 @@ class Tensor:
     like: str | None = None  # has the dtype of that argument
     layout: Layout = "contiguous"
     align: int = 16
+    row_align: int = 1
     wide_index: bool = False
 
     is_stored = False
@@ -107,6 +109,13 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Count(Size):
+    """A dimension that no address is a multiple of, such as the number of rows: a kernel gains
+    nothing where 16 divides it, so the choice of a variant, and with it a row's bits, does not
+    depend on it."""
+
+
+@dataclass(frozen=True)
 class Stride:
     """A scalar that is the stride of `tensor` in `axis`, in elements."""
 
@@ -134,6 +143,11 @@ class Contract:
         self.names = (*self.tensors, *self.scalars)
         if self.names != tuple(arguments):
             raise TypeError(f"{kernel}: a contract names its tensors first, then its scalars")
+        self._steps = tuple(
+            index
+            for index, argument in enumerate(arguments.values())
+            if isinstance(argument, Size | Stride) and not isinstance(argument, Count)
+        )
         self._aligns = tuple((name, each.align) for name, each in self.tensors.items())
         self._pairs = tuple(self._pairs_with_a_stored_one())
         self._free_scalars = tuple(
@@ -142,6 +156,15 @@ class Contract:
             if isinstance(scalar, Scalar)
         )
         self._remembered: dict[Any, tuple[Any, ...]] = {}
+
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """The scalars that addresses are multiples of: sizes and strides, counts apart."""
+        return tuple(self.names[index] for index in self._steps)
+
+    def is_aligned(self, arguments: Sequence[Any]) -> bool:
+        """Whether 16 divides every step of a launch: its variant is the aligned one."""
+        return all(arguments[index] % 16 == 0 for index in self._steps)
 
     def check(self, *arguments: Any) -> None:
         """Of a launch: its tensors and scalars in the contract's order. Raises ContractError."""
@@ -241,10 +264,9 @@ class Contract:
             if value.shape[-1] > 1 and value.stride(-1) != 1:
                 self._fail(name, "contiguous in its last dimension", strides)
             rows = value.stride()[:-1]
-            if any(stride * value.element_size() % tensor.align for stride in rows):
-                self._fail(
-                    name, f"of rows that start at multiples of {tensor.align} bytes", strides
-                )
+            if any(stride * value.element_size() % tensor.row_align for stride in rows):
+                expected = f"of rows that start at multiples of {tensor.row_align} bytes"
+                self._fail(name, expected, strides)
         if tensor.is_stored and overlaps_itself(value):
             self._fail(name, "of elements that lie apart, for it is stored", strides)
         if not tensor.wide_index and span_of(value) > INT32_MAX:

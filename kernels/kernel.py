@@ -41,7 +41,7 @@ class Variant:
 
     dtypes: of its tensors, in the contract's order.
     meta: constexprs and launch options, sorted by name.
-    is_aligned: every size and stride is a multiple of 16, which lets rows be read 16 bytes at once.
+    is_aligned: 16 divides every size and stride (`Contract.steps`): rows are read 16 bytes at once.
     """
 
     dtypes: tuple[torch.dtype, ...]
