@@ -5,6 +5,7 @@ KernelError
 |- CheckFailure             found by the checked interpreter
 |  |- OutOfBounds           a lane touches an element that its argument does not have
 |  |- DoubleStore           two programs store one element, or one reads what another one stores
+|  |- StoredInput           a store into an argument that the contract says is only read
 |  |- Uninitialised         an element of an output was never stored, or was read before it was
 |  `- DeviceAssertion       a `tl.device_assert`, or an integer that overflowed
 |- UnsupportedTriton        a version of Triton whose interpreter is not known
@@ -33,6 +34,10 @@ class OutOfBounds(CheckFailure):
 
 
 class DoubleStore(CheckFailure):
+    pass
+
+
+class StoredInput(CheckFailure):
     pass
 
 
