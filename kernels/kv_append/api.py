@@ -2,7 +2,22 @@
 
 import torch
 
+from kernels.errors import ContractError
 from kernels.kv_append import reference
+from kernels.launch import Launcher, cdiv, runs_kernels
+from kernels.rotary.api import meta_of
+
+# A program appends HEADS heads of one token. A head lies within BLOCK, half of one within HALF.
+METAS = (
+    {"HEADS": 8, "BLOCK": 128, "num_warps": 4},
+    {"HEADS": 4, "BLOCK": 256, "num_warps": 4},
+)
+ROPE_METAS = (
+    {"HEADS": 8, "HALF": 64, "num_warps": 4},
+    {"HEADS": 4, "HALF": 128, "num_warps": 4},
+)
+_launch = Launcher(reference.CONTRACT, "kernels.kv_append.kernel:kv_append_kernel")
+_launch_rope = Launcher(reference.ROPE_CONTRACT, "kernels.kv_append.kernel:kv_append_rope_kernel")
 
 
 def kv_append(
@@ -11,15 +26,44 @@ def kv_append(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
 ) -> None:
-    """Token i goes to slot `slot_mapping[i]` = block * block_size + offset.
+    """Token i goes to slot `slot_mapping[i]` = block * block_size + offset, or nowhere if it is -1
+    (padding up to the size of a CUDA graph).
 
     key, value [num_tokens, num_kv_heads, head_dim]; caches [num_blocks, block_size, num_kv_heads,
-    head_dim], changed in place; slot_mapping [num_tokens] int64, no slot twice.
+    head_dim], changed in place; slot_mapping [num_tokens] int64, no slot twice. cos, sin
+    [num_tokens, 1, head_dim], both or none: the key is turned on its way. head_dim <= 256 on a
+    GPU. Bitwise batch invariant: what a slot holds depends on its own token alone.
     """
     assert key.shape == value.shape, (key.shape, value.shape)
     assert key.shape[0] == slot_mapping.shape[0], (key.shape, slot_mapping.shape)
     assert key_cache.shape[2:] == key.shape[1:], (key_cache.shape, key.shape)
     assert key_cache.is_contiguous(), "a flattened copy would swallow the write"
     assert value_cache.is_contiguous(), "a flattened copy would swallow the write"
-    reference.kv_append(key, value, key_cache, value_cache, slot_mapping)
+    assert (cos is None) == (sin is None), "both cosines and sines, or none"
+    if not runs_kernels(key):
+        reference.kv_append(key, value, key_cache, value_cache, slot_mapping, cos, sin)
+        return
+    num_tokens, heads, head_dim = key.shape
+    strides = (*key.stride()[:2], *value.stride()[:2])
+    counts = (*key_cache.shape[:2], heads)
+    caches = (key_cache, value_cache, slot_mapping)
+    if cos is None:
+        meta = _meta_of(head_dim)
+        grid = (num_tokens * cdiv(heads, meta["HEADS"]),)
+        _launch(grid, key, value, *caches, *strides, *counts, head_dim, **meta)
+    else:
+        meta = meta_of("kv_append_rope", head_dim, ROPE_METAS)
+        grid = (num_tokens * cdiv(heads, meta["HEADS"]),)
+        turns = (cos, sin)
+        _launch_rope(grid, key, value, *turns, *caches, *strides, *counts, head_dim // 2, **meta)
+
+
+def _meta_of(head_dim: int) -> dict[str, int]:
+    for meta in METAS:
+        if head_dim <= meta["BLOCK"]:
+            return meta
+    limit = METAS[-1]["BLOCK"]
+    raise ContractError("kv_append", "the head", f"of at most {limit} elements", f"{head_dim}")

@@ -2,10 +2,74 @@
 
 import torch
 
+from kernels.errors import ContractError
+from kernels.launch import Launcher, cdiv, runs_kernels
 from kernels.rms_norm import reference
 
+# A row lies within one BLOCK. Between two of these a wider block costs nothing but idle registers.
+METAS = (
+    {"ROWS": 16, "BLOCK": 128, "num_warps": 4},
+    {"ROWS": 1, "BLOCK": 1024, "num_warps": 4},
+    {"ROWS": 1, "BLOCK": 4096, "num_warps": 8},
+    {"ROWS": 1, "BLOCK": 16384, "num_warps": 16},
+)
+RESIDUAL_METAS = (
+    {"BLOCK": 1024, "num_warps": 4},
+    {"BLOCK": 4096, "num_warps": 8},
+    {"BLOCK": 16384, "num_warps": 16},
+)
+_launch = Launcher(reference.CONTRACT, "kernels.rms_norm.kernel:rms_norm_kernel")
+_launch_residual = Launcher(
+    reference.RESIDUAL_CONTRACT, "kernels.rms_norm.kernel:rms_norm_residual_kernel"
+)
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [..., size], weight [size] -> [..., size] in x's dtype."""
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [..., size], weight [size] -> [..., size] in x's dtype; size <= 16384 on a GPU.
+
+    residual, like x: becomes residual + x in place, and its norm is the result. Bitwise batch
+    invariant: a row's result does not depend on the other rows, nor on how many there are.
+    """
     assert x.shape[-1:] == weight.shape, (x.shape, weight.shape)
-    return reference.rms_norm(x, weight, eps)
+    assert residual is None or residual.shape == x.shape, (x.shape, residual.shape)
+    if not runs_kernels(x):
+        return reference.rms_norm(x, weight, eps, residual)
+    out = x.new_empty(x.shape)
+    if residual is None:
+        _norm(_three_dimensional(x), weight, _three_dimensional(out), eps)
+    else:
+        _add_and_norm(x, residual, weight, out, eps)
+    return out
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
+    tokens, heads, size = x.shape
+    meta = _meta_of("rms_norm", size, METAS)
+    grid = (cdiv(tokens * heads, meta["ROWS"]),)
+    _launch(grid, x, weight, out, x.stride(0), x.stride(1), tokens, heads, size, eps, **meta)
+
+
+def _add_and_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float
+) -> None:
+    size = x.shape[-1]
+    x, residual, out = x.view(-1, size), residual.view(-1, size), out.view(-1, size)
+    meta = _meta_of("rms_norm_residual", size, RESIDUAL_METAS)
+    strides = (x.stride(0), residual.stride(0))
+    _launch_residual((len(x),), x, residual, weight, out, *strides, size, eps, **meta)
+
+
+def _three_dimensional(x: torch.Tensor) -> torch.Tensor:
+    """[tokens, heads, size]; a view wherever the strides allow one."""
+    if x.dim() == 3:
+        return x
+    return x[None, None] if x.dim() == 1 else x.flatten(0, -2)[:, None]
+
+
+def _meta_of(kernel: str, size: int, metas: tuple[dict[str, int], ...]) -> dict[str, int]:
+    for meta in metas:
+        if size <= meta["BLOCK"]:
+            return meta
+    raise ContractError(kernel, "x", f"of rows of at most {metas[-1]['BLOCK']} elements", f"{size}")

@@ -2,11 +2,41 @@
 
 import torch
 
+from kernels.errors import ContractError
+from kernels.launch import Launcher, cdiv, runs_kernels
 from kernels.rotary import reference
+
+# A program turns HEADS heads of one token. Half a head lies within HALF.
+METAS = (
+    {"HEADS": 16, "HALF": 64, "num_warps": 4},
+    {"HEADS": 8, "HALF": 128, "num_warps": 4},
+)
+_launch = Launcher(reference.CONTRACT, "kernels.rotary.kernel:rotary_kernel")
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [num_tokens, num_heads, head_dim], cos and sin [num_tokens, 1, head_dim] -> like x."""
+    """x [num_tokens, num_heads, head_dim], cos and sin [num_tokens, 1, head_dim] -> like x.
+
+    head_dim <= 256 on a GPU. Bitwise batch invariant: a pair of elements depends on itself, its
+    cosines and its sines alone.
+    """
     assert x.dim() == 3, x.shape
+    assert x.shape[2] % 2 == 0, x.shape
     assert cos.shape == sin.shape == (x.shape[0], 1, x.shape[2]), (x.shape, cos.shape, sin.shape)
-    return reference.rotary(x, cos, sin)
+    if not runs_kernels(x):
+        return reference.rotary(x, cos, sin)
+    num_tokens, num_heads, head_dim = x.shape
+    out = x.new_empty(x.shape)
+    meta = meta_of("rotary", head_dim, METAS)
+    grid = (num_tokens * cdiv(num_heads, meta["HEADS"]),)
+    _launch(grid, x, cos, sin, out, x.stride(0), x.stride(1), num_heads, head_dim // 2, **meta)
+    return out
+
+
+def meta_of(kernel: str, head_dim: int, metas: tuple[dict[str, int], ...]) -> dict[str, int]:
+    """The narrowest one that half a head fits. Raises ContractError."""
+    for meta in metas:
+        if head_dim <= 2 * meta["HALF"]:
+            return meta
+    limit = 2 * metas[-1]["HALF"]
+    raise ContractError(kernel, "the head", f"of at most {limit} elements", f"{head_dim}")

@@ -1,6 +1,25 @@
-"""The specification: element i of the first half turns with element i of the second."""
+"""The specification: element i of the first half turns with element i of the second.
+
+Rounding, as in Hugging Face's: x * cos is rounded to the dtype, then the other half times sin is
+added in fp32, and the sum is rounded to the dtype. (The products of narrow dtypes are exact in
+fp32; of float32, torch may fuse the second one into the addition, the kernel does not.)
+"""
 
 import torch
+
+from kernels.contract import FLOATS, Contract, Count, Output, Size, Stride, Tensor
+
+CONTRACT = Contract(
+    "rotary",
+    x=Tensor("tokens heads 2*half", FLOATS, layout="rows", wide_index=True),
+    cos=Tensor("tokens 1 2*half", like="x", wide_index=True),
+    sin=Tensor("tokens 1 2*half", like="x", wide_index=True),
+    out=Output("tokens heads 2*half", like="x", wide_index=True),
+    x_token_stride=Stride("x", 0),
+    x_head_stride=Stride("x", 1),
+    heads=Count("heads"),
+    half=Size("half"),
+)
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -5,16 +5,21 @@ import torch
 from kernels.launch import Launcher, cdiv, runs_kernels
 from kernels.silu_mul import reference
 
-BLOCK = 1024
+META = {"BLOCK": 1024, "num_warps": 4}
 _launch = Launcher(reference.CONTRACT, "kernels.silu_mul.kernel:silu_mul_kernel")
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up [num_tokens, 2 * size], gate first -> silu(gate) * up, [num_tokens, size]."""
+    """gate_up [num_tokens, 2 * size], gate first -> silu(gate) * up, [num_tokens, size].
+
+    Bitwise batch invariant: an element depends on its own gate and up alone.
+    """
+    assert gate_up.dim() == 2, gate_up.shape
+    assert gate_up.shape[1] % 2 == 0, gate_up.shape
     if not runs_kernels(gate_up):
         return reference.silu_mul(gate_up)
     num_tokens, width = gate_up.shape
     out = gate_up.new_empty(num_tokens, width // 2)
-    grid = (num_tokens, cdiv(width // 2, BLOCK))
-    _launch(grid, gate_up, out, gate_up.stride(0), width // 2, BLOCK=BLOCK, num_warps=4)
+    grid = (num_tokens * cdiv(width // 2, META["BLOCK"]),)
+    _launch(grid, gate_up, out, gate_up.stride(0), width // 2, **META)
     return out

@@ -4,16 +4,16 @@ import triton.language as tl
 
 from kernels.contract import FLOATS
 from kernels.kernel import kernel, variants
+from kernels.silu_mul.api import META
 from kernels.silu_mul.reference import CONTRACT
 
 
-@kernel(
-    contract=CONTRACT,
-    variants=variants({"gate_up": FLOATS}, [{"BLOCK": 1024, "num_warps": 4}]),
-)
+@kernel(contract=CONTRACT, variants=variants({"gate_up": FLOATS}, [META]))
 def silu_mul_kernel(gate_up_ptr, out_ptr, gate_up_stride, size, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # Blocks of one row follow each other, so that programs that run together touch near memory.
+    blocks = tl.cdiv(size, BLOCK)
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    columns = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
     gate = tl.load(gate_up_ptr + row * gate_up_stride + columns, mask=mask)
     up = tl.load(gate_up_ptr + row * gate_up_stride + size + columns, mask=mask)

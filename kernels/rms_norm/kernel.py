@@ -1,0 +1,69 @@
+"""Each row is read once, normed in registers and stored once.
+
+What a row's sum is made of depends on the size alone, through BLOCK: never on the other rows.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.contract import FLOATS
+from kernels.kernel import kernel, variants
+from kernels.rms_norm.api import METAS, RESIDUAL_METAS
+from kernels.rms_norm.reference import CONTRACT, RESIDUAL_CONTRACT
+
+
+@triton.jit
+def normed(x, weight, size, eps):
+    """x, weight [ROWS, BLOCK], zero beyond the size -> like x."""
+    wide = x.to(tl.float32)
+    mean_square = tl.sum(wide * wide, axis=1, keep_dims=True) / size
+    rounded = (wide * tl.rsqrt(mean_square + eps)).to(x.dtype)
+    return (weight.to(tl.float32) * rounded.to(tl.float32)).to(x.dtype)
+
+
+@kernel(contract=CONTRACT, variants=variants({"x": FLOATS}, METAS))
+def rms_norm_kernel(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    x_token_stride,
+    x_head_stride,
+    tokens,
+    heads,
+    size,
+    eps,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    token = row // heads
+    x_row = token * x_token_stride + (row - token * heads) * x_head_stride
+    mask = (token < tokens) & (columns < size)
+    x = tl.load(x_ptr + x_row + columns, mask=mask, other=0.0)
+    weight = tl.load(weight_ptr + columns, mask=columns < size, other=0.0)
+    tl.store(out_ptr + row * size + columns, normed(x, weight, size, eps), mask=mask)
+
+
+@kernel(contract=RESIDUAL_CONTRACT, variants=variants({"x": FLOATS}, RESIDUAL_METAS))
+def rms_norm_residual_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    x_stride,
+    residual_stride,
+    size,
+    eps,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)[None, :]
+    mask = columns < size
+    x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0)
+    residual_row = residual_ptr + row * residual_stride + columns
+    residual = tl.load(residual_row, mask=mask, other=0.0)
+    added = (residual.to(tl.float32) + x.to(tl.float32)).to(x.dtype)
+    tl.store(residual_row, added, mask=mask)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    tl.store(out_ptr + row * size + columns, normed(added, weight, size, eps), mask=mask)
