@@ -143,6 +143,7 @@ class Contract:
         self.names = (*self.tensors, *self.scalars)
         if self.names != tuple(arguments):
             raise TypeError(f"{kernel}: a contract names its tensors first, then its scalars")
+        self._check_names()
         self._steps = tuple(
             index
             for index, argument in enumerate(arguments.values())
@@ -174,7 +175,7 @@ class Contract:
         try:
             key = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
             expected = self._remembered.get(key)
-        except AttributeError:
+        except (AttributeError, RuntimeError):  # no tensor, or one without strides
             expected = None
         if expected is None:
             expected = self._check_forms(arguments)
@@ -184,7 +185,7 @@ class Contract:
             if address % align:
                 self._fail(name, f"aligned to {align} bytes", f"the address {address:#x}")
         for index, value in scalars:
-            if arguments[index] != value:
+            if arguments[index] != value or type(arguments[index]) is not int:
                 self._fail_scalar(index, value, arguments[index])
         for index, name, scalar in self._free_scalars:
             self._check_free(name, scalar, arguments[index])
@@ -192,6 +193,30 @@ class Contract:
             start, other_start = addresses[stored], addresses[other]
             if start < other_start + extents[other] and other_start < start + extents[stored]:
                 self._check_overlap(tensors, stored, other, may_be_same)
+
+    def _check_names(self) -> None:
+        """Of the declaration: what it refers to is there. Raises TypeError."""
+        dims = {dim.name for each in self.tensors.values() for dim in each.dims}
+        seen: list[str] = []
+        for name, tensor in self.tensors.items():
+            if tensor.like is not None and tensor.like not in seen:
+                raise TypeError(f"{self.kernel}: {name} is like {tensor.like}, no tensor before it")
+            if isinstance(tensor, Output) and not set(tensor.in_place) <= set(self.tensors):
+                raise TypeError(
+                    f"{self.kernel}: {name} is in place of {tensor.in_place}: no tensor"
+                )
+            if tensor.layout == "rows" and not tensor.dims:
+                raise TypeError(f"{self.kernel}: {name} has no dimension: it cannot have rows")
+            seen.append(name)
+        for name, scalar in self.scalars.items():
+            if isinstance(scalar, Size) and scalar.name not in dims:
+                raise TypeError(f"{self.kernel}: {name} is the size {scalar.name}: no dimension")
+            if isinstance(scalar, Stride) and (
+                scalar.tensor not in self.tensors
+                or not 0 <= scalar.axis < len(self.tensors[scalar.tensor].dims)
+            ):
+                where = f"{scalar.tensor} in axis {scalar.axis}"
+                raise TypeError(f"{self.kernel}: {name} is the stride of {where}: there is none")
 
     def _pairs_with_a_stored_one(self) -> list[tuple[int, int, bool]]:
         """Every stored tensor beside every other one: (stored, other, they may be the same)."""
@@ -231,6 +256,8 @@ class Contract:
         value = named[name]
         if not isinstance(value, torch.Tensor):
             self._fail(name, "a tensor", type(value).__name__)
+        if value.layout is not torch.strided:
+            self._fail(name, "a dense tensor", short(value.layout))
         if tensor.dtypes and value.dtype not in tensor.dtypes:
             self._fail(name, " or ".join(map(short, tensor.dtypes)), short(value.dtype))
         if tensor.like is not None and value.dtype != named[tensor.like].dtype:
@@ -315,7 +342,7 @@ class Contract:
         raise ContractError(self.kernel, argument, expected, came)
 
 
-def short(dtype: torch.dtype) -> str:
+def short(dtype: torch.dtype | torch.layout) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -340,7 +367,8 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def is_same(one: torch.Tensor, two: torch.Tensor) -> bool:
-    return (one.data_ptr(), one.shape, one.stride()) == (two.data_ptr(), two.shape, two.stride())
+    forms = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (one, two)]
+    return forms[0] == forms[1]
 
 
 def lie_in_rows_apart(one: torch.Tensor, two: torch.Tensor) -> bool:
@@ -348,7 +376,7 @@ def lie_in_rows_apart(one: torch.Tensor, two: torch.Tensor) -> bool:
     if one.dim() < 2 or two.dim() < 2 or one.stride(0) != two.stride(0):
         return False
     row_bytes = one.stride(0) * one.element_size()
-    if row_bytes != two.stride(0) * two.element_size():
+    if row_bytes == 0 or row_bytes != two.stride(0) * two.element_size():
         return False
     ahead = (two.data_ptr() - one.data_ptr()) % row_bytes
     one_bytes, two_bytes = (span_of(each[0]) * each.element_size() for each in (one, two))
