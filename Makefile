@@ -6,9 +6,11 @@ BIN := $(VENV)/bin
 # On a GPU host: make TORCH="torch==2.11.0". A plain `torch` brings gigabytes of CUDA to a CPU host.
 TORCH ?= torch==2.13.0
 PORT ?= 8000
+# Whichever Python sees the GPU; its packages are those of the extra `gpu`.
+GPU_PYTHON ?= python3
 INSTALLED := $(VENV)/.installed
 
-.PHONY: help serve test bench conformance check format clean
+.PHONY: help serve test bench conformance check check-kernels check-gpu format clean
 help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
 
@@ -31,6 +33,15 @@ check: $(INSTALLED) ## format, lint, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check-kernels: $(INSTALLED) ## the kernels without a GPU: contracts, checked interpreter, mutants, bundles (part of test)
+	$(BIN)/python -m pytest tests/kernels
+
+check-gpu: export TRITON_INTERPRET := 0
+check-gpu: ## on a GPU host with torch and triton: bundle without JIT, every kernel, memcheck, racecheck
+	$(GPU_PYTHON) -m kernels build
+	$(GPU_PYTHON) -m pytest -m gpu --confcutdir=tests/kernels/gpu tests/kernels/gpu
+	$(GPU_PYTHON) -m tests.kernels.gpu.sanitize
 
 format: $(INSTALLED) ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -12,7 +12,7 @@ from cluster.placement import STRATEGY, RankResources, engine_bundles
 from deployments.cold_store import ColdStoreLimits
 from deployments.config import EngineSettings
 from deployments.engine_shell import EngineShell, RankLoad, ShellOptions
-from deployments.errors import ConfigError
+from deployments.errors import ConfigError, ReplicaRefusal
 from deployments.rank_group import start_rank_group
 from deployments.replica_router import (
     PUBLICATION_PERIOD_S,
@@ -86,10 +86,14 @@ class FlashEngine:
         self._tag = serve.get_replica_context().replica_tag
         self._prefixes = RecentPrefixes()
 
-    async def submit(self, request: GenerationRequest) -> str:
-        """The tag of this replica, which holds the generation from now on."""
+    async def submit(self, request: GenerationRequest, avoid: tuple[str, ...] = ()) -> str:
+        """The tag of this replica, which holds the generation from now on. `avoid` is for the
+        router: tags of replicas that have refused it. Raises ReplicaRefusal, before it holds it."""
         self._start()
-        await self._shell.submit(request)
+        try:
+            await self._shell.submit(request)
+        except BackendUnavailable as exc:
+            raise ReplicaRefusal(exc, self._tag) from exc
         if self._settings.num_replicas > 1:
             self._prefixes.use(prefix_chain(request))
         return self._tag

@@ -11,12 +11,14 @@ from typing import Any
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
+from deployments.errors import ReplicaRefusal
 from router.backends.base import BackendStatus, OrphanedGeneration
 from router.errors import BackendError, BackendUnavailable, NotFound, RouterError
 from router.generation import GenerationRequest, TokenEvent, Usage
 
 STATUS_TIMEOUT_S = 2.0
 SUBMIT_TIMEOUT_S = 30.0  # Serve holds a call back while no replica is up
+MAX_REFUSALS = 3  # replicas that are asked in vain
 MAX_PLACEMENTS = 100_000  # remembered; of older ones the replicas are asked
 
 
@@ -82,13 +84,16 @@ class LocalBackend:
             )
 
     async def _submit(self, request: GenerationRequest) -> Any:
-        """A replica whose ranks died refuses until Serve replaces it: another one is asked."""
-        try:
-            return await self._call("submit", request)
-        except BackendUnavailable as exc:
-            if not isinstance(exc.__cause__, RayTaskError):
-                raise  # it may have arrived, and must not run twice
-            return await self._call("submit", request)
+        """A replica whose ranks died refuses, and looks idle, until Serve replaces it: others are
+        asked. Without a refusal the request may have arrived, and must not run twice."""
+        refused: tuple[str, ...] = ()
+        while True:
+            try:
+                return await self._call("submit", request, avoid=refused)
+            except ReplicaRefusal as exc:
+                if exc.replica in refused or len(refused) == MAX_REFUSALS:
+                    raise
+                refused = (*refused, exc.replica)
 
     async def _locate(self, request_id: str) -> str:
         """Another router may have submitted it: then the replicas are asked. Raises NotFound."""
@@ -123,7 +128,7 @@ class LocalBackend:
         if len(self._placements) > MAX_PLACEMENTS:
             del self._placements[next(iter(self._placements))]
 
-    async def _call(self, method: str, *arguments: Any, **addressed: str) -> Any:
+    async def _call(self, method: str, *arguments: Any, **addressed: Any) -> Any:
         try:
             return await getattr(self._engine, method).remote(*arguments, **addressed)
         except (RayError, RayServeException) as exc:

@@ -38,8 +38,9 @@ def publications_of(replicas: Sequence[RunningReplica]) -> dict[str, Publication
 
 
 class ReplicaRouter(RequestRouter):
-    """`submit(request)` goes by prefix and load; a call with `replica=<tag>` to that replica, or,
-    when it is gone, to another, which says so; any other call to the least busy."""
+    """`submit(request, avoid=<tags>)` goes by prefix and load, to one of `avoid` only if there is no
+    other; a call with `replica=<tag>` to that replica, or, when it is gone, to another, which says
+    so; any other call to the least busy."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._choice = ReplicaChoice()
@@ -62,8 +63,10 @@ class ReplicaRouter(RequestRouter):
         if pending_request.metadata.call_method != "submit":
             return [candidate_replicas]
         (request,) = pending_request.args
+        refused = pending_request.kwargs.get("avoid", ())
+        tags = [tag for tag in by_tag if tag not in refused] or list(by_tag)
         ranked = self._choice.place(
-            request.request_id, by_tag, prefix_chain(request), load_tokens(request)
+            request.request_id, tags, prefix_chain(request), load_tokens(request)
         )
         return [[by_tag[tag]] for tag in ranked]
 

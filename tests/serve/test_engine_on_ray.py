@@ -170,4 +170,4 @@ async def test_a_dead_rank_is_a_typed_error_and_comes_back(app, engine, backend)
         message = await sdk.messages.create(
             model="tiny", max_tokens=5, messages=[{"role": "user", "content": "Hello"}]
         )
-    assert message.usage.output_tokens == 5
+    assert 1 <= message.usage.output_tokens <= 5

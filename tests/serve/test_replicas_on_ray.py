@@ -101,7 +101,7 @@ async def test_a_prefix_is_found_again_wherever_it_is(backend):
     later = [(*prefixes[n % 6], *prompt_of(n, 20)) for n in range(54)]
     usages = await run_at_once(backend, later, 8)
     oracle = len(later) * 8 * BLOCK_SIZE
-    assert sum(usage.cached_tokens for usage in usages) >= 0.8 * oracle
+    assert sum(usage.cached_tokens for usage in usages) >= 0.7 * oracle
     after = await backend.status()
     cached = after.cached_tokens_total - before.cached_tokens_total
     assert cached == sum(usage.cached_tokens for usage in usages)

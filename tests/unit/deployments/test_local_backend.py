@@ -1,12 +1,14 @@
 """Which replicas the router's backend asks, against handles that only write down what is asked."""
 
 import asyncio
+import pickle
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
+from deployments.errors import ReplicaRefusal
 from deployments.local_backend import LocalBackend, sum_of
 from router.backends.base import BackendStatus, OrphanedGeneration
 from router.errors import BackendUnavailable, InvalidRequest, NotFound
@@ -43,7 +45,10 @@ class FakeMethod:
         self._engines = engines
         self._method = method
 
-    def remote(self, *arguments: Any, replica: str | None = None) -> Any:
+    def remote(
+        self, *arguments: Any, replica: str | None = None, avoid: tuple[str, ...] = ()
+    ) -> Any:
+        arguments += (avoid,) if avoid else ()
         return self._engines.answer(self._method, arguments, replica)
 
 
@@ -108,12 +113,31 @@ async def test_a_generation_that_nobody_holds_is_not_found():
             pass
 
 
-async def test_a_refusing_replica_is_passed_over():
-    refusal = raised_there(BackendUnavailable("restarting", retry_after_s=1))
-    backend, engines = backend_on({"submit": [refusal, "b"], "acknowledge": None})
+def refusal_of(replica: str) -> RayTaskError:
+    """As it comes from another process."""
+    refusal = ReplicaRefusal(BackendUnavailable("restarting", retry_after_s=1), replica)
+    return raised_there(pickle.loads(pickle.dumps(refusal)))
+
+
+async def test_refusing_replicas_are_passed_over():
+    answers = [refusal_of("a"), refusal_of("c"), "b"]
+    backend, engines = backend_on({"submit": answers, "acknowledge": None})
     await backend.submit(request())
     await backend.acknowledge(["r"])
-    assert engines.calls[-1] == ("b", "acknowledge", ["r"])
+    assert engines.calls[1:] == [
+        (None, "submit", request(), ("a",)),
+        (None, "submit", request(), ("a", "c")),
+        ("b", "acknowledge", ["r"]),
+    ]
+
+
+@pytest.mark.parametrize("refusing", ["aa", "abcd"])
+async def test_a_request_that_all_refuse_is_refused(refusing):
+    backend, engines = backend_on({"submit": [refusal_of(tag) for tag in refusing]})
+    with pytest.raises(BackendUnavailable, match="restarting") as caught:
+        await backend.submit(request())
+    assert caught.value.retry_after_s == 1
+    assert len(engines.calls) == len(refusing)
 
 
 async def test_what_may_have_arrived_or_is_wrong_everywhere_is_not_sent_twice():

@@ -50,7 +50,7 @@ def request(prompt: tuple[int, ...], salt: str = "red", name: str = "r") -> Gene
     return GenerationRequest(name, "tiny", prompt, sampling, cache_salt=salt)
 
 
-def pending(method: str, *arguments: Any, **addressed: str) -> PendingRequest:
+def pending(method: str, *arguments: Any, **addressed: Any) -> PendingRequest:
     metadata = SimpleNamespace(call_method=method, internal_request_id=f"{method}-call")
     return PendingRequest(args=list(arguments), kwargs=addressed, metadata=metadata)
 
@@ -83,6 +83,16 @@ def test_publications_survive_the_way_through_serve():
     published = Publication(b"8 bytes.", 77)
     replicas = [FakeReplica("a", routing_stats(published)), FakeReplica("b")]
     assert publications_of(replicas) == {"a": published, "b": Publication()}
+
+
+async def test_a_replica_that_refused_is_not_asked_again_while_there_is_another(router):
+    prompt = tuple(range(200))
+    publication = Publication(b"".join(prefix_chain(request(prompt))), 0)
+    router._choice.update({"a": publication, "b": Publication(), "c": Publication()})
+    submit = pending("submit", request(prompt), avoid=("a", "c"))
+    assert await ranking(router, submit) == [["b"]]
+    nowhere = pending("submit", request(prompt, name="s"), avoid=("a", "b", "c"))
+    assert (await ranking(router, nowhere))[0] == ["a"]
 
 
 async def test_submit_follows_the_prefix(router):
