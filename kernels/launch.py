@@ -4,16 +4,18 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernels.bundle.driver import Grid
+from kernels.bundle.launching import BundleWay
 from kernels.contract import Contract
 
 if TYPE_CHECKING:
     from kernels.kernel import Kernel
 
-Grid = tuple[int, ...]
 Way = Callable[["Launcher", Grid, Sequence[Any], Mapping[str, int]], None]
 _way: ContextVar[Way | None] = ContextVar("way", default=None)
 
@@ -42,7 +44,13 @@ class Launcher:
 def compiled(
     launcher: Launcher, grid: Grid, arguments: Sequence[Any], meta: Mapping[str, int]
 ) -> None:
-    launcher.kernel().launch(grid, arguments, meta)
+    """On a GPU: from the bundle of this process, else just in time."""
+    _way_of_process()(launcher, grid, arguments, meta)
+
+
+@cache
+def _way_of_process() -> BundleWay:
+    return BundleWay.of_process()
 
 
 def cdiv(dividend: int, divisor: int) -> int:

@@ -1,0 +1,103 @@
+"""One variant of one kernel, compiled for one architecture; no GPU is needed."""
+
+import inspect
+import re
+from dataclasses import dataclass
+from functools import cache
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from kernels.bundle.write import Code
+from kernels.errors import BundleError
+from kernels.kernel import FP_FUSION, LAUNCH_OPTIONS, Kernel, Variant
+from kernels.registry import all_kernels
+
+WARP_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    kernel: str
+    variant: Variant
+    arch: int
+
+
+def compiled(task: Task) -> Code:
+    """Raises BundleError."""
+    kernel = all_kernels()[task.kernel]
+    if not isinstance(kernel.jit, JITFunction):
+        raise BundleError(
+            f"{task.kernel}: expected a kernel to compile, came one to interpret, for Triton was "
+            "imported with TRITON_INTERPRET=1; unset it"
+        )
+    source = ASTSource(
+        kernel.jit, kernel.signature(task.variant), _constants(kernel, task.variant),
+        _hints(kernel, task.variant),
+    )  # fmt: skip
+    try:
+        built = triton.compile(source, target=_target(task.arch), options=_options(task.variant))
+    except Exception as exc:
+        message = f"{task.kernel} for sm_{task.arch}, {_words(task.variant)}"
+        raise BundleError(f"{message}: Triton does not compile it: {exc}") from exc
+    metadata = built.metadata
+    scratch = metadata.global_scratch_size, metadata.profile_scratch_size
+    if any(scratch):
+        # A launch from a bundle passes null for both.
+        raise BundleError(
+            f"{task.kernel} for sm_{task.arch}: expected code without scratch memory, came one "
+            f"that needs {scratch[0]} bytes, and {scratch[1]} to profile"
+        )
+    ptx = built.asm["ptx"]
+    return Code(
+        cubin=built.asm["cubin"],
+        ptx=ptx.encode(),
+        is_exact=re.search(r"^\.target sm_\d+[af]", ptx, re.MULTILINE) is not None,
+        symbol=metadata.name,
+        num_warps=metadata.num_warps,
+        shared_bytes=metadata.shared,
+    )
+
+
+@cache
+def _target(arch: int) -> GPUTarget:
+    return GPUTarget("cuda", arch, WARP_SIZE)
+
+
+def _constants(kernel: Kernel, variant: Variant) -> dict[str, object]:
+    meta = dict(variant.meta)
+    parameters = inspect.signature(kernel.function).parameters
+    constants = {name: meta.get(name, parameters[name].default) for name in kernel.constexprs}
+    unset = [name for name, value in constants.items() if value is inspect.Parameter.empty]
+    unknown = meta.keys() - constants.keys() - set(LAUNCH_OPTIONS)
+    if unset or unknown:
+        raise BundleError(
+            f"{kernel.name}: expected variants to set {' '.join(kernel.constexprs)} and launch "
+            f"options, came {_words(variant)}: {' '.join([*unset, *sorted(unknown)])}"
+        )
+    return constants
+
+
+def _hints(kernel: Kernel, variant: Variant) -> dict[tuple[int, ...], list[list[object]]]:
+    """What the contract, or the choice of the aligned variant, promises 16 to divide."""
+    contract = kernel.contract
+    divisible = {
+        f"{name}_ptr" for name, tensor in contract.tensors.items() if not tensor.align % 16
+    }
+    if variant.is_aligned:
+        divisible |= set(contract.steps)
+    names = enumerate(kernel.signature(variant))
+    return {(index,): [["tt.divisibility", 16]] for index, name in names if name in divisible}
+
+
+def _options(variant: Variant) -> dict[str, object]:
+    meta = dict(variant.meta)
+    launch = {name: meta[name] for name in LAUNCH_OPTIONS if name in meta}
+    return {**launch, "enable_fp_fusion": FP_FUSION}
+
+
+def _words(variant: Variant) -> str:
+    meta = " ".join(f"{name}={value}" for name, value in variant.meta)
+    return f"{' '.join(str(dtype) for dtype in variant.dtypes)} {meta}"

@@ -1,0 +1,118 @@
+"""The one seam to CUDA: which GPU and stream are current, loading code, launching it."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+from kernels.bundle.index import Entry
+from kernels.errors import BundleError
+
+Grid = tuple[int, ...]
+# What a kernel may use without being asked for more.
+DEFAULT_SHARED_BYTES = 48 * 1024
+MAX_REMEMBERED = 4096
+
+
+class Driver(Protocol):
+    def current_device(self) -> int: ...
+
+    def current_stream(self, device: int) -> int:
+        """Its address."""
+
+    def capability(self, device: int) -> int:
+        """90 for compute capability 9.0."""
+
+    def load(self, entry: Entry, image: bytes, device: int) -> Any:
+        """Raises BundleError when this GPU's driver does not take the code."""
+
+    def launch(
+        self,
+        function: Any,
+        grid: Grid,
+        block: int,
+        shared_bytes: int,
+        stream: int,
+        arguments: Sequence[Any],
+    ) -> None:
+        """arguments: addresses as int, scalars as numpy.int32 and numpy.float32."""
+
+
+class CudaDriver:
+    """cuda.core, on torch's context and streams."""
+
+    def __init__(self) -> None:
+        self._configs: dict[tuple[Grid, int, int], Any] = {}
+        self._streams: dict[int, Any] = {}
+
+    def current_device(self) -> int:
+        return torch.cuda.current_device()
+
+    def current_stream(self, device: int) -> int:
+        return torch.cuda.current_stream(device).cuda_stream
+
+    def capability(self, device: int) -> int:
+        major, minor = torch.cuda.get_device_capability(device)
+        return 10 * major + minor
+
+    def load(self, entry: Entry, image: bytes, device: int) -> Any:
+        try:
+            codes = self._core.ObjectCode
+            read = codes.from_cubin if entry.form == "cubin" else codes.from_ptx
+            function = read(image, name=str(entry.key)).get_kernel(entry.symbol)
+            if entry.shared_bytes > DEFAULT_SHARED_BYTES:
+                _allow_shared(function, entry.shared_bytes, device)
+        except Exception as exc:
+            raise BundleError(
+                f"{entry.key}: the {entry.form} for sm_{entry.arch} does not load: {exc}"
+            ) from exc
+        return function
+
+    def launch(
+        self,
+        function: Any,
+        grid: Grid,
+        block: int,
+        shared_bytes: int,
+        stream: int,
+        arguments: Sequence[Any],
+    ) -> None:
+        key = (grid, block, shared_bytes)
+        config = self._configs.get(key) or self._remember_config(key)
+        on = self._streams.get(stream) or self._remember_stream(stream)
+        self._core.launch(on, config, function, *arguments)
+
+    @cached_property
+    def _core(self) -> Any:
+        import cuda.core
+
+        return cuda.core
+
+    def _remember_config(self, key: tuple[Grid, int, int]) -> Any:
+        grid, block, shared_bytes = key
+        config = self._core.LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
+        _remember(self._configs, key, config)
+        return config
+
+    def _remember_stream(self, address: int) -> Any:
+        """Only the address of a stream is used: that another one has it later does no harm."""
+        stream = self._core.Stream.from_handle(address)
+        _remember(self._streams, address, stream)
+        return stream
+
+
+def _allow_shared(function: Any, shared_bytes: int, device: int) -> None:
+    from cuda.bindings import driver
+
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    handle = driver.CUdevice(device)
+    (status,) = driver.cuKernelSetAttribute(attribute, shared_bytes, function.handle, handle)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise BundleError(f"{shared_bytes} bytes of shared memory a block: {status.name}")
+
+
+def _remember(remembered: dict[Any, Any], key: Any, value: Any) -> None:
+    if len(remembered) >= MAX_REMEMBERED:
+        remembered.clear()
+    remembered[key] = value
