@@ -100,7 +100,7 @@ class CheckedBuilder(InterpreterBuilder):  # type: ignore[misc]
 
     def _real(self, operation: Any, ptrs: Any, mask: Array, values: Array | None = None) -> Any:
         num_bytes = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
-        lanes = np.broadcast_to(mask, ptrs.data.shape)
+        lanes = np.broadcast_to(mask, ptrs.data.shape).astype(bool)  # `&` of one makes integers
         real = self.memory.access(operation, ptrs.data, lanes, num_bytes, values)
         return TensorHandle(real, ptrs.dtype)
 
