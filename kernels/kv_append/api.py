@@ -2,20 +2,10 @@
 
 import torch
 
-from kernels.errors import ContractError
 from kernels.kv_append import reference
 from kernels.launch import Launcher, cdiv, runs_kernels
-from kernels.rotary.api import meta_of
+from kernels.metas import narrowest
 
-# A program appends HEADS heads of one token. A head lies within BLOCK, half of one within HALF.
-METAS = (
-    {"HEADS": 8, "BLOCK": 128, "num_warps": 4},
-    {"HEADS": 4, "BLOCK": 256, "num_warps": 4},
-)
-ROPE_METAS = (
-    {"HEADS": 8, "HALF": 64, "num_warps": 4},
-    {"HEADS": 4, "HALF": 128, "num_warps": 4},
-)
 _launch = Launcher(reference.CONTRACT, "kernels.kv_append.kernel:kv_append_kernel")
 _launch_rope = Launcher(reference.ROPE_CONTRACT, "kernels.kv_append.kernel:kv_append_rope_kernel")
 
@@ -51,19 +41,11 @@ def kv_append(
     counts = (*key_cache.shape[:2], heads)
     caches = (key_cache, value_cache, slot_mapping)
     if cos is None:
-        meta = _meta_of(head_dim)
+        meta = narrowest("kv_append", reference.METAS, "BLOCK", "size", head_dim)
         grid = (num_tokens * cdiv(heads, meta["HEADS"]),)
         _launch(grid, key, value, *caches, *strides, *counts, head_dim, **meta)
     else:
-        meta = meta_of("kv_append_rope", head_dim, ROPE_METAS)
+        meta = narrowest("kv_append_rope", reference.ROPE_METAS, "HALF", "half", head_dim // 2)
         grid = (num_tokens * cdiv(heads, meta["HEADS"]),)
         turns = (cos, sin)
         _launch_rope(grid, key, value, *turns, *caches, *strides, *counts, head_dim // 2, **meta)
-
-
-def _meta_of(head_dim: int) -> dict[str, int]:
-    for meta in METAS:
-        if head_dim <= meta["BLOCK"]:
-            return meta
-    limit = METAS[-1]["BLOCK"]
-    raise ContractError("kv_append", "the head", f"of at most {limit} elements", f"{head_dim}")

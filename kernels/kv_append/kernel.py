@@ -4,8 +4,7 @@ import triton.language as tl
 
 from kernels.contract import FLOATS
 from kernels.kernel import kernel, variants
-from kernels.kv_append.api import METAS, ROPE_METAS
-from kernels.kv_append.reference import CONTRACT, ROPE_CONTRACT
+from kernels.kv_append.reference import CONTRACT, METAS, ROPE_CONTRACT, ROPE_METAS
 from kernels.rotary.kernel import rotated
 
 

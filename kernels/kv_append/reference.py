@@ -39,6 +39,15 @@ ROPE_CONTRACT = Contract(
     heads=Count("heads"),
     half=Size("half"),
 )
+# A program appends HEADS heads of one token. A head lies within BLOCK, half of one within HALF.
+METAS = (
+    {"HEADS": 8, "BLOCK": 128, "num_warps": 4},
+    {"HEADS": 4, "BLOCK": 256, "num_warps": 4},
+)
+ROPE_METAS = (
+    {"HEADS": 8, "HALF": 64, "num_warps": 4},
+    {"HEADS": 4, "HALF": 128, "num_warps": 4},
+)
 
 
 def kv_append(

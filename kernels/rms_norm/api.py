@@ -2,22 +2,10 @@
 
 import torch
 
-from kernels.errors import ContractError
 from kernels.launch import Launcher, cdiv, runs_kernels
+from kernels.metas import narrowest
 from kernels.rms_norm import reference
 
-# A row lies within one BLOCK. Between two of these a wider block costs nothing but idle registers.
-METAS = (
-    {"ROWS": 16, "BLOCK": 128, "num_warps": 4},
-    {"ROWS": 1, "BLOCK": 1024, "num_warps": 4},
-    {"ROWS": 1, "BLOCK": 4096, "num_warps": 8},
-    {"ROWS": 1, "BLOCK": 16384, "num_warps": 16},
-)
-RESIDUAL_METAS = (
-    {"BLOCK": 1024, "num_warps": 4},
-    {"BLOCK": 4096, "num_warps": 8},
-    {"BLOCK": 16384, "num_warps": 16},
-)
 _launch = Launcher(reference.CONTRACT, "kernels.rms_norm.kernel:rms_norm_kernel")
 _launch_residual = Launcher(
     reference.RESIDUAL_CONTRACT, "kernels.rms_norm.kernel:rms_norm_residual_kernel"
@@ -46,7 +34,7 @@ def rms_norm(
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
     tokens, heads, size = x.shape
-    meta = _meta_of("rms_norm", size, METAS)
+    meta = narrowest("rms_norm", reference.METAS, "BLOCK", "size", size)
     grid = (cdiv(tokens * heads, meta["ROWS"]),)
     _launch(grid, x, weight, out, x.stride(0), x.stride(1), tokens, heads, size, eps, **meta)
 
@@ -55,8 +43,8 @@ def _add_and_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float
 ) -> None:
     size = x.shape[-1]
-    x, residual, out = x.view(-1, size), residual.view(-1, size), out.view(-1, size)
-    meta = _meta_of("rms_norm_residual", size, RESIDUAL_METAS)
+    x, residual, out = (each.view(-1, size) for each in (x, residual, out))
+    meta = narrowest("rms_norm_residual", reference.RESIDUAL_METAS, "BLOCK", "size", size)
     strides = (x.stride(0), residual.stride(0))
     _launch_residual((len(x),), x, residual, weight, out, *strides, size, eps, **meta)
 
@@ -66,10 +54,3 @@ def _three_dimensional(x: torch.Tensor) -> torch.Tensor:
     if x.dim() == 3:
         return x
     return x[None, None] if x.dim() == 1 else x.flatten(0, -2)[:, None]
-
-
-def _meta_of(kernel: str, size: int, metas: tuple[dict[str, int], ...]) -> dict[str, int]:
-    for meta in metas:
-        if size <= meta["BLOCK"]:
-            return meta
-    raise ContractError(kernel, "x", f"of rows of at most {metas[-1]['BLOCK']} elements", f"{size}")

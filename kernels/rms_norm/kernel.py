@@ -8,8 +8,7 @@ import triton.language as tl
 
 from kernels.contract import FLOATS
 from kernels.kernel import kernel, variants
-from kernels.rms_norm.api import METAS, RESIDUAL_METAS
-from kernels.rms_norm.reference import CONTRACT, RESIDUAL_CONTRACT
+from kernels.rms_norm.reference import CONTRACT, METAS, RESIDUAL_CONTRACT, RESIDUAL_METAS
 
 
 @triton.jit

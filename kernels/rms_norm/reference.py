@@ -30,6 +30,18 @@ RESIDUAL_CONTRACT = Contract(
     size=Size("size"),
     eps=Scalar(float, low=0.0),
 )
+# A row lies within one BLOCK: a wider one than it needs costs nothing but idle registers.
+METAS = (
+    {"ROWS": 16, "BLOCK": 128, "num_warps": 4},
+    {"ROWS": 1, "BLOCK": 1024, "num_warps": 4},
+    {"ROWS": 1, "BLOCK": 4096, "num_warps": 8},
+    {"ROWS": 1, "BLOCK": 16384, "num_warps": 16},
+)
+RESIDUAL_METAS = (
+    {"BLOCK": 1024, "num_warps": 4},
+    {"BLOCK": 4096, "num_warps": 8},
+    {"BLOCK": 16384, "num_warps": 16},
+)
 
 
 def rms_norm(

@@ -2,15 +2,10 @@
 
 import torch
 
-from kernels.errors import ContractError
 from kernels.launch import Launcher, cdiv, runs_kernels
+from kernels.metas import narrowest
 from kernels.rotary import reference
 
-# A program turns HEADS heads of one token. Half a head lies within HALF.
-METAS = (
-    {"HEADS": 16, "HALF": 64, "num_warps": 4},
-    {"HEADS": 8, "HALF": 128, "num_warps": 4},
-)
 _launch = Launcher(reference.CONTRACT, "kernels.rotary.kernel:rotary_kernel")
 
 
@@ -27,16 +22,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         return reference.rotary(x, cos, sin)
     num_tokens, num_heads, head_dim = x.shape
     out = x.new_empty(x.shape)
-    meta = meta_of("rotary", head_dim, METAS)
+    meta = narrowest("rotary", reference.METAS, "HALF", "half", head_dim // 2)
     grid = (num_tokens * cdiv(num_heads, meta["HEADS"]),)
     _launch(grid, x, cos, sin, out, x.stride(0), x.stride(1), num_heads, head_dim // 2, **meta)
     return out
-
-
-def meta_of(kernel: str, head_dim: int, metas: tuple[dict[str, int], ...]) -> dict[str, int]:
-    """The narrowest one that half a head fits. Raises ContractError."""
-    for meta in metas:
-        if head_dim <= 2 * meta["HALF"]:
-            return meta
-    limit = 2 * metas[-1]["HALF"]
-    raise ContractError(kernel, "the head", f"of at most {limit} elements", f"{head_dim}")

@@ -5,8 +5,7 @@ import triton.language as tl
 
 from kernels.contract import FLOATS
 from kernels.kernel import kernel, variants
-from kernels.rotary.api import METAS
-from kernels.rotary.reference import CONTRACT
+from kernels.rotary.reference import CONTRACT, METAS
 
 
 @triton.jit

@@ -20,6 +20,11 @@ CONTRACT = Contract(
     heads=Count("heads"),
     half=Size("half"),
 )
+# A program turns HEADS heads of one token. Half a head lies within HALF.
+METAS = (
+    {"HEADS": 16, "HALF": 64, "num_warps": 4},
+    {"HEADS": 8, "HALF": 128, "num_warps": 4},
+)
 
 
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

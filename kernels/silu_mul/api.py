@@ -5,7 +5,6 @@ import torch
 from kernels.launch import Launcher, cdiv, runs_kernels
 from kernels.silu_mul import reference
 
-META = {"BLOCK": 1024, "num_warps": 4}
 _launch = Launcher(reference.CONTRACT, "kernels.silu_mul.kernel:silu_mul_kernel")
 
 
@@ -19,7 +18,8 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     if not runs_kernels(gate_up):
         return reference.silu_mul(gate_up)
     num_tokens, width = gate_up.shape
+    meta = reference.META
     out = gate_up.new_empty(num_tokens, width // 2)
-    grid = (num_tokens * cdiv(width // 2, META["BLOCK"]),)
-    _launch(grid, gate_up, out, gate_up.stride(0), width // 2, **META)
+    grid = (num_tokens * cdiv(width // 2, meta["BLOCK"]),)
+    _launch(grid, gate_up, out, gate_up.stride(0), width // 2, **meta)
     return out

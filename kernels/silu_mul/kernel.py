@@ -4,8 +4,7 @@ import triton.language as tl
 
 from kernels.contract import FLOATS
 from kernels.kernel import kernel, variants
-from kernels.silu_mul.api import META
-from kernels.silu_mul.reference import CONTRACT
+from kernels.silu_mul.reference import CONTRACT, META
 
 
 @kernel(contract=CONTRACT, variants=variants({"gate_up": FLOATS}, [META]))

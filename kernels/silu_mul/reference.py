@@ -12,6 +12,7 @@ CONTRACT = Contract(
     gate_up_stride=Stride("gate_up", 0),
     size=Size("size"),
 )
+META = {"BLOCK": 1024, "num_warps": 4}  # of the launches
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:

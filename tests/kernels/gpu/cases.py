@@ -1,0 +1,56 @@
+"""A small call of every entry point that launches a kernel: odd sizes, and aligned ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kernels.kv_append.api import kv_append
+from kernels.launch import Grid, Launcher, launching
+from kernels.rms_norm.api import rms_norm
+from kernels.rotary.api import rotary
+from kernels.silu_mul.api import silu_mul
+
+Calls = Mapping[str, Callable[[], object]]
+
+
+def small_calls(device: str = "cuda") -> Calls:
+    calls: dict[str, Callable[[], object]] = {}
+    for head_dim in (6, 128):
+        calls |= {
+            f"{name} {head_dim}": call for name, call in language_calls(head_dim, device).items()
+        }
+    return calls
+
+
+def language_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device=device)
+
+    heads, fused = normal(5, 3, head_dim), normal(5, 2 * head_dim)
+    weight, caches = normal(head_dim), [normal(2, 4, 3, head_dim) for _ in "kv"]
+    cos, sin = normal(5, 1, head_dim), normal(5, 1, head_dim)
+    slots = torch.tensor([7, 0, -1, 3, 2], device=device)
+    return {
+        "rms_norm": lambda: rms_norm(heads, weight, 1e-5),
+        "rms_norm, residual": lambda: rms_norm(heads[:, 0], weight, 1e-5, normal(5, head_dim)),
+        "rotary": lambda: rotary(heads, cos, sin),
+        "kv_append": lambda: kv_append(heads, heads, *caches, slots),
+        "kv_append, turned": lambda: kv_append(heads, heads, *caches, slots, cos, sin),
+        "silu_mul": lambda: silu_mul(fused),
+    }
+
+
+def launches_by_kernel(calls: Calls) -> dict[str, tuple[Launcher, Sequence[Any]]]:
+    """A launch of each kernel that the calls make, with its arguments. None of them runs."""
+    found: dict[str, tuple[Launcher, Sequence[Any]]] = {}
+
+    def record(
+        launcher: Launcher, grid: Grid, arguments: Sequence[Any], meta: Mapping[str, int]
+    ) -> None:
+        found[launcher.contract.kernel] = (launcher, arguments)
+
+    with launching(record):
+        for call in calls.values():
+            call()
+    return found

@@ -1,0 +1,41 @@
+"""These tests need a CUDA device, torch, triton, numpy and pytest, and nothing else of the suite:
+
+python -m kernels build
+python -m pytest -m gpu -c /dev/null --rootdir=. --confcutdir=tests/kernels/gpu tests/kernels/gpu
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "gpu: needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def _needs_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled(_needs_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every launch comes from the bundle."""
+
+    def refuse(kernel, grid, arguments, meta) -> None:
+        pytest.fail(
+            f"{kernel.name} was about to be compiled just in time for {meta}: "
+            "build the bundle (python -m kernels build), or declare the variant"
+        )
+
+    monkeypatch.setattr("kernels.kernel.Kernel.launch", refuse)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(_needs_a_gpu: None) -> Iterator[None]:
+    """What is allocated and never stored is NaN, or the greatest integer."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
