@@ -1,0 +1,45 @@
+"""Every mutant is caught, by what must catch it; the originals, on the same cases, by nothing."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+from tests.kernels import mutants
+from tests.kernels.mutants.mutant import Mutant, Op, run_cases, run_mutant
+
+TABLES = [
+    importlib.import_module(f"{mutants.__name__}.{found.name}")
+    for found in pkgutil.iter_modules(mutants.__path__)
+    if found.name != "mutant"
+]
+OPS: dict[str, Op] = {table.OP.folder: table.OP for table in TABLES}
+MUTANTS = [
+    pytest.param(table.OP, mutant, id=f"{table.OP.folder}: {mutant.name}")
+    for table in TABLES
+    for mutant in table.MUTANTS
+]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_original_passes(op: str):
+    run_cases(OPS[op], OPS[op].original(), [])
+
+
+@pytest.mark.parametrize(("op", "mutant"), MUTANTS)
+def test_a_mutant_is_caught(op: Op, mutant: Mutant, tmp_path: Path):
+    with pytest.raises(Exception) as failure:  # noqa: PT011
+        run_mutant(op, mutant, tmp_path)
+    assert type(failure.value) is mutant.caught_by, failure.value
+    assert mutant.says in str(failure.value)
+
+
+def test_there_are_enough():
+    assert len(MUTANTS) >= 30
+
+
+def test_an_edit_that_does_not_fit_is_an_error(tmp_path: Path):
+    (op, *_) = OPS.values()
+    with pytest.raises(ValueError, match="'no such text' is 0x in kernels/"):
+        run_mutant(op, Mutant("stale", "no such text", "", AssertionError), tmp_path)
