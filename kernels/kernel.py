@@ -56,9 +56,13 @@ def variants(
     dtypes: Mapping[str, Sequence[torch.dtype]],
     metas: Sequence[Mapping[str, int]],
     aligned: Sequence[bool] = (True, False),
+    unaligned_metas: Sequence[Mapping[str, int]] | None = None,
 ) -> Variants:
     """All combinations. `dtypes` names the tensors that may have several; the others have the one
-    their contract gives them, or that of the tensor they are `like`."""
+    their contract gives them, or that of the tensor they are `like`. unaligned_metas: of the
+    launches that are not aligned, where those have other metas."""
+    others = metas if unaligned_metas is None else unaligned_metas
+    forms = [(meta, each) for each in aligned for meta in (metas if each else others)]
 
     def of(contract: Contract) -> list[Variant]:
         chosen = [
@@ -66,7 +70,7 @@ def variants(
         ]
         return [
             Variant(dtypes_of(contract, choice), tuple(sorted(meta.items())), is_aligned)
-            for choice, meta, is_aligned in itertools.product(chosen, metas, aligned)
+            for choice, (meta, is_aligned) in itertools.product(chosen, forms)
         ]
 
     return of

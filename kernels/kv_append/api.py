@@ -37,15 +37,13 @@ def kv_append(
         reference.kv_append(key, value, key_cache, value_cache, slot_mapping, cos, sin)
         return
     num_tokens, heads, head_dim = key.shape
-    strides = (*key.stride()[:2], *value.stride()[:2])
-    counts = (*key_cache.shape[:2], heads)
+    scalars = (*key.stride()[:2], *value.stride()[:2], *key_cache.shape[:2], heads)
     caches = (key_cache, value_cache, slot_mapping)
     if cos is None:
-        meta = narrowest("kv_append", reference.METAS, "BLOCK", "size", head_dim)
-        grid = (num_tokens * cdiv(heads, meta["HEADS"]),)
-        _launch(grid, key, value, *caches, *strides, *counts, head_dim, **meta)
+        arguments = (key, value, *caches, *scalars, head_dim)
+        meta = narrowest(reference.CONTRACT, reference.METAS, "BLOCK", "size", arguments)
+        _launch((num_tokens * cdiv(heads, meta["HEADS"]),), *arguments, **meta)
     else:
-        meta = narrowest("kv_append_rope", reference.ROPE_METAS, "HALF", "half", head_dim // 2)
-        grid = (num_tokens * cdiv(heads, meta["HEADS"]),)
-        turns = (cos, sin)
-        _launch_rope(grid, key, value, *turns, *caches, *strides, *counts, head_dim // 2, **meta)
+        arguments = (key, value, cos, sin, *caches, *scalars, head_dim // 2)
+        meta = narrowest(reference.ROPE_CONTRACT, reference.ROPE_METAS, "HALF", "half", arguments)
+        _launch_rope((num_tokens * cdiv(heads, meta["HEADS"]),), *arguments, **meta)

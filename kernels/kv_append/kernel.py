@@ -8,7 +8,7 @@ from kernels.kv_append.reference import CONTRACT, METAS, ROPE_CONTRACT, ROPE_MET
 from kernels.rotary.kernel import rotated
 
 
-@kernel(contract=CONTRACT, variants=variants({"key": FLOATS}, METAS))
+@kernel(contract=CONTRACT, variants=variants({"key": FLOATS}, METAS, unaligned_metas=METAS[-1:]))
 def kv_append_kernel(
     key_ptr,
     value_ptr,
@@ -44,7 +44,10 @@ def kv_append_kernel(
     tl.store(value_cache_ptr + cached, value, mask=mask & (slot >= 0))
 
 
-@kernel(contract=ROPE_CONTRACT, variants=variants({"key": FLOATS}, ROPE_METAS))
+@kernel(
+    contract=ROPE_CONTRACT,
+    variants=variants({"key": FLOATS}, ROPE_METAS, unaligned_metas=ROPE_METAS[-1:]),
+)
 def kv_append_rope_kernel(
     key_ptr,
     value_ptr,

@@ -34,9 +34,9 @@ def rms_norm(
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: float) -> None:
     tokens, heads, size = x.shape
-    meta = narrowest("rms_norm", reference.METAS, "BLOCK", "size", size)
-    grid = (cdiv(tokens * heads, meta["ROWS"]),)
-    _launch(grid, x, weight, out, x.stride(0), x.stride(1), tokens, heads, size, eps, **meta)
+    arguments = (x, weight, out, x.stride(0), x.stride(1), tokens, heads, size, eps)
+    meta = narrowest(reference.CONTRACT, reference.METAS, "BLOCK", "size", arguments)
+    _launch((cdiv(tokens * heads, meta["ROWS"]),), *arguments, **meta)
 
 
 def _add_and_norm(
@@ -44,9 +44,10 @@ def _add_and_norm(
 ) -> None:
     size = x.shape[-1]
     x, residual, out = (each.view(-1, size) for each in (x, residual, out))
-    meta = narrowest("rms_norm_residual", reference.RESIDUAL_METAS, "BLOCK", "size", size)
-    strides = (x.stride(0), residual.stride(0))
-    _launch_residual((len(x),), x, residual, weight, out, *strides, size, eps, **meta)
+    arguments = (x, residual, weight, out, x.stride(0), residual.stride(0), size, eps)
+    contract, metas = reference.RESIDUAL_CONTRACT, reference.RESIDUAL_METAS
+    meta = narrowest(contract, metas, "BLOCK", "size", arguments)
+    _launch_residual((len(x),), *arguments, **meta)
 
 
 def _three_dimensional(x: torch.Tensor) -> torch.Tensor:

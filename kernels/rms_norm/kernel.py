@@ -20,7 +20,7 @@ def normed(x, weight, size, eps):
     return (weight.to(tl.float32) * rounded.to(tl.float32)).to(x.dtype)
 
 
-@kernel(contract=CONTRACT, variants=variants({"x": FLOATS}, METAS))
+@kernel(contract=CONTRACT, variants=variants({"x": FLOATS}, METAS, unaligned_metas=METAS[-1:]))
 def rms_norm_kernel(
     x_ptr,
     weight_ptr,
@@ -44,7 +44,10 @@ def rms_norm_kernel(
     tl.store(out_ptr + row * size + columns, normed(x, weight, size, eps), mask=mask)
 
 
-@kernel(contract=RESIDUAL_CONTRACT, variants=variants({"x": FLOATS}, RESIDUAL_METAS))
+@kernel(
+    contract=RESIDUAL_CONTRACT,
+    variants=variants({"x": FLOATS}, RESIDUAL_METAS, unaligned_metas=RESIDUAL_METAS[-1:]),
+)
 def rms_norm_residual_kernel(
     x_ptr,
     residual_ptr,

@@ -22,7 +22,7 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         return reference.rotary(x, cos, sin)
     num_tokens, num_heads, head_dim = x.shape
     out = x.new_empty(x.shape)
-    meta = narrowest("rotary", reference.METAS, "HALF", "half", head_dim // 2)
-    grid = (num_tokens * cdiv(num_heads, meta["HEADS"]),)
-    _launch(grid, x, cos, sin, out, x.stride(0), x.stride(1), num_heads, head_dim // 2, **meta)
+    arguments = (x, cos, sin, out, x.stride(0), x.stride(1), num_heads, head_dim // 2)
+    meta = narrowest(reference.CONTRACT, reference.METAS, "HALF", "half", arguments)
+    _launch((num_tokens * cdiv(num_heads, meta["HEADS"]),), *arguments, **meta)
     return out

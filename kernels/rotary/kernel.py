@@ -28,7 +28,7 @@ def rotated(x_ptr, cos_ptr, sin_ptr, offsets, columns, half, mask, is_column):
     return first_turned.to(first.dtype), second_turned.to(second.dtype)
 
 
-@kernel(contract=CONTRACT, variants=variants({"x": FLOATS}, METAS))
+@kernel(contract=CONTRACT, variants=variants({"x": FLOATS}, METAS, unaligned_metas=METAS[-1:]))
 def rotary_kernel(
     x_ptr,
     cos_ptr,
