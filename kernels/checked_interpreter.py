@@ -52,7 +52,9 @@ def run_checked(
     from kernels.checking.execute import execute
 
     kernel.contract.check(*arguments)
-    if 0 not in grid:
+    if 0 in grid:
+        kernel.contract.check_without_programs(*arguments)
+    else:
         execute(kernel, grid, arguments, meta)
 
 

@@ -194,6 +194,12 @@ class Contract:
             if start < other_start + extents[other] and other_start < start + extents[stored]:
                 self._check_overlap(tensors, stored, other, may_be_same)
 
+    def check_without_programs(self, *arguments: Any) -> None:
+        """Of a launch whose grid is empty: it leaves no element of an output as it came."""
+        for (name, tensor), value in zip(self.tensors.items(), arguments, strict=False):
+            if tensor.is_whole and value.numel():
+                self._fail("the grid", f"of some programs, for {name} has elements", "none")
+
     def _check_names(self) -> None:
         """Of the declaration: what it refers to is there. Raises TypeError."""
         dims = {dim.name for each in self.tensors.values() for dim in each.dims}

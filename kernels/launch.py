@@ -31,6 +31,7 @@ class Launcher:
         """Launch on the current stream. Raises ContractError before anything runs."""
         self.contract.check(*arguments)
         if 0 in grid:
+            self.contract.check_without_programs(*arguments)
             return
         way = _way.get() or compiled
         way(self, grid, arguments, meta)

@@ -104,7 +104,10 @@ class Memory:
     """Of one launch. grid: three numbers. `program` is the one that runs now."""
 
     def __init__(
-        self, kernel: str, tensors: Sequence[tuple[str, Tensor, torch.Tensor]], grid: tuple[int, ...]
+        self,
+        kernel: str,
+        tensors: Sequence[tuple[str, Tensor, torch.Tensor]],
+        grid: tuple[int, ...],
     ) -> None:
         self.kernel, self.grid, self.program = kernel, grid, 0
         self.regions = [Region(index, *each) for index, each in enumerate(tensors)]

@@ -315,8 +315,14 @@ def test_the_contract_is_checked_first():
         launch("copy", planted.VECTOR, (2,), torch.ones(SIZE), torch.empty(SIZE), SIZE + 1)
 
 
-def test_an_empty_grid_runs_nothing():
-    launch("store_input", planted.VECTOR, (0,), torch.ones(SIZE), torch.empty(SIZE), SIZE)
+def test_an_empty_grid_runs_nothing_and_must_have_nothing_to_store():
+    launch("store_input", planted.VECTOR, (2, 0), torch.ones(0), torch.empty(0), 0)
+    launch("half_stored", planted.PARTIAL, (0,), torch.ones(SIZE), torch.empty(SIZE), SIZE)
+    with pytest.raises(ContractError) as failure:
+        launch("copy", planted.VECTOR, (0,), torch.ones(SIZE), torch.empty(SIZE), SIZE)
+    assert str(failure.value) == (
+        "copy: the grid must be of some programs, for out has elements, came none"
+    )
 
 
 def test_another_error_says_in_which_program():

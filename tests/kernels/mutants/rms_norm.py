@@ -132,4 +132,12 @@ MUTANTS = [
         "tokens must be 7, the size tokens, came 1",
         "api",
     ),
+    Mutant(
+        "whole programs only",
+        'cdiv(tokens * heads, meta["ROWS"])',
+        'tokens * heads // meta["ROWS"]',
+        ContractError,
+        "the grid must be of some programs, for out has elements",
+        "api",
+    ),
 ]
