@@ -61,8 +61,9 @@ def build(options: argparse.Namespace) -> int:
         return 2
     started_s = time.monotonic()
     archs = options.archs or building.ARCHS
+    progress = _bar() if sys.stderr.isatty() else _lines()
     built = building.build(
-        options.folder, options.kernels, archs, _bar() if sys.stderr.isatty() else _lines()
+        options.folder, options.kernels, archs, progress, num_processes=os.cpu_count() or 1
     )
     print(
         f"{options.folder}: {built.num_compiled} compiled, {built.num_kept} kept, "

@@ -1,7 +1,6 @@
 """A bundle of every variant of the registered kernels: what is there and still good is kept."""
 
 import multiprocessing
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from kernels.kernel import FP_FUSION, Kernel, Variant
 from kernels.registry import all_kernels
 
 ARCHS = (80, 89, 90, 100)
-# A process more costs a second of imports; a variant compiles in some 50 ms.
-MIN_TASKS_A_PROCESS = 20
+MIN_TASKS_TO_FORK = 8
 
 Progress = Callable[[int, int, str], None]
 
@@ -35,9 +33,11 @@ def build(
     names: Collection[str] | None = None,
     archs: Sequence[int] = ARCHS,
     progress: Progress = lambda done, total, kernel: None,
+    num_processes: int = 1,
 ) -> Built:
     """Bring the variants of these kernels (all, if None) for `archs` into the bundle in `folder`,
-    which need not exist. What else it holds stays where it is still good. Raises BundleError."""
+    which need not exist. What else it holds stays where it is still good. Several processes are
+    forked from this one, which must have a single thread then. Raises BundleError."""
     chosen = [all_kernels()[name] for name in names or all_kernels()]
     wanted = {
         (key_of(kernel, variant), arch): Task(kernel.name, variant, arch)
@@ -48,7 +48,7 @@ def build(
     with locked(folder):
         codes = _still_good(folder)
         tasks = {where: task for where, task in wanted.items() if where not in codes}
-        for done, (where, code) in enumerate(_compile_all(tasks), 1):
+        for done, (where, code) in enumerate(_compile_all(tasks, num_processes), 1):
             codes[where] = code
             progress(done, len(tasks), where[0].kernel)
         sources = {name: _sources(name) for name in sorted({key.kernel for key, _ in codes})}
@@ -108,14 +108,11 @@ def _sources(kernel: str) -> dict[str, str]:
     return sources_of(all_kernels()[kernel].function.__module__)
 
 
-def _compile_all(tasks: Mapping[Where, Task]) -> Iterator[tuple[Where, Code]]:
-    num_processes = min(os.cpu_count() or 1, len(tasks) // MIN_TASKS_A_PROCESS)
-    if num_processes < 2:
+def _compile_all(tasks: Mapping[Where, Task], num_processes: int) -> Iterator[tuple[Where, Code]]:
+    if num_processes == 1 or len(tasks) < MIN_TASKS_TO_FORK:
         yield from ((where, compiled(task)) for where, task in tasks.items())
         return
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([compiled.__module__])
-    with ProcessPoolExecutor(num_processes, context) as pool:
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork")) as pool:
         futures = {pool.submit(compiled, task): where for where, task in tasks.items()}
         try:
             for future in as_completed(futures):
