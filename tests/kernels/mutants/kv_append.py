@@ -88,8 +88,8 @@ MUTANTS = [
     ),
     Mutant(
         "block for blocks",
-        "(*key_cache.shape[:2], heads)",
-        "(*key_cache.shape[1::-1], heads)",
+        "*key_cache.shape[:2], heads)",
+        "*key_cache.shape[1::-1], heads)",
         ContractError,
         "blocks must be 3, the size blocks, came 2",
         "api",
