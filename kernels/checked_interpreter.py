@@ -74,8 +74,24 @@ def assert_equals_reference(
     with checked():
         result = op(*ours[0], **ours[1])
     expected = reference(*theirs[0], **theirs[1])
-    for one, other in ((result, expected), (ours, theirs)):
+    left, right = ([*each[0], *each[1].values()] for each in (ours, theirs))
+    assert_same((result, left), (expected, right), rtol=rtol, atol=atol)
+
+
+def assert_same(
+    came: tuple[Any, Sequence[Any]],
+    expected: tuple[Any, Sequence[Any]],
+    *,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+) -> None:
+    """What two calls returned, and the tensors among the arguments they leave."""
+    for one, other in (came[0], expected[0]), (tensors_of(came[1]), tensors_of(expected[1])):
         torch.testing.assert_close(one, other, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def tensors_of(arguments: Sequence[Any]) -> list[torch.Tensor]:
+    return [each for each in arguments if isinstance(each, torch.Tensor)]
 
 
 def require_interpreter() -> None:

@@ -14,17 +14,19 @@ TABLES = [
     for found in pkgutil.iter_modules(mutants.__path__)
     if found.name != "mutant"
 ]
-OPS: dict[str, Op] = {table.OP.folder: table.OP for table in TABLES}
+TABLE: dict[Op, list[Mutant]] = {
+    op: mutants for table in TABLES for op, mutants in table.MUTANTS.items()
+}
 MUTANTS = [
-    pytest.param(table.OP, mutant, id=f"{table.OP.folder}: {mutant.name}")
-    for table in TABLES
-    for mutant in table.MUTANTS
+    pytest.param(op, mutant, id=f"{op.entry}: {mutant.name}")
+    for op, mutants in TABLE.items()
+    for mutant in mutants
 ]
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_an_original_passes(op: str):
-    run_cases(OPS[op], OPS[op].original(), [])
+@pytest.mark.parametrize("op", TABLE, ids=lambda op: op.entry)
+def test_an_original_passes(op: Op):
+    run_cases(op, op.original(), [])
 
 
 @pytest.mark.parametrize(("op", "mutant"), MUTANTS)
@@ -40,6 +42,6 @@ def test_there_are_enough():
 
 
 def test_an_edit_that_does_not_fit_is_an_error(tmp_path: Path):
-    (op, *_) = OPS.values()
+    op = next(iter(TABLE))
     with pytest.raises(ValueError, match="'no such text' is 0x in kernels/"):
         run_mutant(op, Mutant("stale", "no such text", "", AssertionError), tmp_path)

@@ -36,78 +36,83 @@ OP = Op(
     rtol=2e-6,
     atol=1e-6,
 )
-MUTANTS = [
-    Mutant(
-        "a slot that is none",
-        "tl.store(key_cache_ptr + cached, key, mask=mask & (slot >= 0))",
-        "tl.store(key_cache_ptr + cached, key, mask=mask)",
-        OutOfBounds,
-        "before its first element",
-    ),
-    Mutant(
-        "a slot that is none, turned",
-        "    mask = mask & (slot >= 0)\n",
-        "",
-        OutOfBounds,
-        "before its first element",
-    ),
-    Mutant(
-        "heads past the last",
-        "mask = (head < heads) & (columns < size)",
-        "mask = (head <= heads) & (columns < size)",
-        OutOfBounds,
-    ),
-    Mutant("columns past the last", "(columns < size)", "(columns <= size)", OutOfBounds),
-    Mutant(
-        "stride of the other",
-        "token * value_token_stride + head * value_head_stride + columns\n    key =",
-        "token * key_token_stride + head * key_head_stride + columns\n    key =",
-        OutOfBounds,
-    ),
-    Mutant(
-        "a slot without its heads", "(slot * heads + head) * size", "(slot + head) * size", DIFFERS
-    ),
-    Mutant(
-        "every token in one slot",
-        "cached = (slot * heads + head) * size + columns",
-        "cached = head * size + columns",
-        DoubleStore,
-    ),
-    Mutant(
-        "value where key is",
-        "tl.store(value_cache_ptr + cached, value,",
-        "tl.store(key_cache_ptr + cached, value,",
-        DIFFERS,
-    ),
-    Mutant(
-        "a smaller cache",
-        'slot // block_size < blocks), "a slot beyond the cache")\n\n    key_offsets',
-        'slot // block_size < blocks - 1), "a slot beyond the cache")\n\n    key_offsets',
-        DeviceAssertion,
-        "a slot beyond the cache",
-    ),
-    Mutant(
-        "block for blocks",
-        "*key_cache.shape[:2], heads)",
-        "*key_cache.shape[1::-1], heads)",
-        ContractError,
-        "blocks must be 3, the size blocks, came 2",
-        "api",
-    ),
-    Mutant(
-        "one cache twice",
-        "caches = (key_cache, value_cache, slot_mapping)",
-        "caches = (key_cache, key_cache, slot_mapping)",
-        ContractError,
-        "key_cache must be apart from value_cache",
-        "api",
-    ),
-    Mutant(
-        "a slot of 32 bits",
-        "caches = (key_cache, value_cache, slot_mapping)",
-        "caches = (key_cache, value_cache, slot_mapping.int())",
-        ContractError,
-        "slot_mapping must be int64, came int32",
-        "api",
-    ),
-]
+MUTANTS = {
+    OP: [
+        Mutant(
+            "a slot that is none",
+            "tl.store(key_cache_ptr + cached, key, mask=mask & (slot >= 0))",
+            "tl.store(key_cache_ptr + cached, key, mask=mask)",
+            OutOfBounds,
+            "before its first element",
+        ),
+        Mutant(
+            "a slot that is none, turned",
+            "    mask = mask & (slot >= 0)\n",
+            "",
+            OutOfBounds,
+            "before its first element",
+        ),
+        Mutant(
+            "heads past the last",
+            "mask = (head < heads) & (columns < size)",
+            "mask = (head <= heads) & (columns < size)",
+            OutOfBounds,
+        ),
+        Mutant("columns past the last", "(columns < size)", "(columns <= size)", OutOfBounds),
+        Mutant(
+            "stride of the other",
+            "token * value_token_stride + head * value_head_stride + columns\n    key =",
+            "token * key_token_stride + head * key_head_stride + columns\n    key =",
+            OutOfBounds,
+        ),
+        Mutant(
+            "a slot without its heads",
+            "(slot * heads + head) * size",
+            "(slot + head) * size",
+            DIFFERS,
+        ),
+        Mutant(
+            "every token in one slot",
+            "cached = (slot * heads + head) * size + columns",
+            "cached = head * size + columns",
+            DoubleStore,
+        ),
+        Mutant(
+            "value where key is",
+            "tl.store(value_cache_ptr + cached, value,",
+            "tl.store(key_cache_ptr + cached, value,",
+            DIFFERS,
+        ),
+        Mutant(
+            "a smaller cache",
+            'slot // block_size < blocks), "a slot beyond the cache")\n\n    key_offsets',
+            'slot // block_size < blocks - 1), "a slot beyond the cache")\n\n    key_offsets',
+            DeviceAssertion,
+            "a slot beyond the cache",
+        ),
+        Mutant(
+            "block for blocks",
+            "*key_cache.shape[:2], heads)",
+            "*key_cache.shape[1::-1], heads)",
+            ContractError,
+            "blocks must be 3, the size blocks, came 2",
+            "api",
+        ),
+        Mutant(
+            "one cache twice",
+            "caches = (key_cache, value_cache, slot_mapping)",
+            "caches = (key_cache, key_cache, slot_mapping)",
+            ContractError,
+            "key_cache must be apart from value_cache",
+            "api",
+        ),
+        Mutant(
+            "a slot of 32 bits",
+            "caches = (key_cache, value_cache, slot_mapping)",
+            "caches = (key_cache, value_cache, slot_mapping.int())",
+            ContractError,
+            "slot_mapping must be int64, came int32",
+            "api",
+        ),
+    ]
+}

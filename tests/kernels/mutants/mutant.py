@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernels.checked_interpreter import run_checked
+from kernels.checked_interpreter import assert_same, run_checked
 from kernels.kernel import Kernel
 from kernels.launch import Launcher, launching
 
@@ -19,7 +19,7 @@ DIFFERS = AssertionError  # found by comparison with the reference
 Case = Callable[[], tuple[Any, ...]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Op:
     """cases: name -> a function that makes the arguments, the same ones each time."""
 
@@ -41,7 +41,7 @@ class Op:
 
 @dataclass(frozen=True)
 class Mutant:
-    """caught_by: the failure of the first case that catches it."""
+    """caught_by: the failure of the first case that catches it. within: the function to edit."""
 
     name: str
     old: str
@@ -49,15 +49,19 @@ class Mutant:
     caught_by: type[Exception]
     says: str = ""  # a part of the message
     file: str = "kernel"
+    within: str = ""
 
     def load(self, op: Op, folder: Path) -> ModuleType:
         """The edited module. The edit must fit the source of today, at one place."""
         source = op.source(self.file).read_text()
-        if source.count(self.old) != 1:
+        start = source.index(f"def {self.within}(") if self.within else 0
+        end = source.find("\n\n\n", start) if self.within else -1
+        before, edited, after = source[:start], source[start:end], source[end:]
+        if edited.count(self.old) != 1:
             where = op.source(self.file).relative_to(ROOT)
-            raise ValueError(f"{self.name}: {self.old!r} is {source.count(self.old)}x in {where}")
+            raise ValueError(f"{self.name}: {self.old!r} is {edited.count(self.old)}x in {where}")
         file = folder / f"mutant_{self.file}.py"
-        file.write_text(source.replace(self.old, self.new))
+        file.write_text(before + edited.replace(self.old, self.new) + after)
         spec = importlib.util.spec_from_file_location(file.stem, file)
         assert spec is not None
         assert spec.loader is not None
@@ -91,8 +95,7 @@ def run_cases(op: Op, entry: Callable[..., Any], instead: Sequence[Kernel]) -> N
         with launching(way):
             result = entry(*ours)
         expected = op.reference(*theirs)
-        for one, other in ((result, expected), (ours, theirs)):
-            torch.testing.assert_close(one, other, rtol=op.rtol, atol=op.atol, equal_nan=True)
+        assert_same((result, ours), (expected, theirs), rtol=op.rtol, atol=op.atol)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
