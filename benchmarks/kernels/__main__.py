@@ -1,0 +1,144 @@
+"""`python -m benchmarks.kernels --sha SHA --out FILE` on a GPU host, in some five minutes.
+
+Such a host may have no git: the caller says which commit it copied there. No numbers without green
+tests of the same kernels, from the same bundle, on the same GPU.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from benchmarks.command import Progress, table
+from benchmarks.errors import BenchmarkError, GateRed
+from benchmarks.kernels.case import Case
+from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
+from benchmarks.kernels.language import language_cases
+from benchmarks.kernels.measure import rows_of
+from benchmarks.kernels.timing import copy_bytes_per_us
+from benchmarks.kernels.tune import KNOBS, tune
+from benchmarks.results import ROOT, Row
+
+GATE_FOLDER = "tests/kernels/gpu"
+GATE = ("-m", "pytest", "-q", "-x", "-m", "gpu", "-c", "/dev/null", "--rootdir=.")
+GATE_TIMEOUT_S = 300
+PACKAGES = ("torch", "triton")
+
+
+def main() -> int:
+    arguments = _arguments()
+    started_s = time.monotonic()
+
+    def progress(message: str) -> None:
+        print(f"[{time.monotonic() - started_s:5.1f} s] {message}", file=sys.stderr, flush=True)
+
+    if not torch.cuda.is_available():
+        print("expected a CUDA device, found none", file=sys.stderr)
+        return 1
+    try:
+        if arguments.tune:
+            _tune(arguments.only, progress)
+            return 0
+        if arguments.out is not None:
+            progress("gate: the GPU tests")
+            _run_gate()
+        rows = list(_measure(arguments.only, progress))
+    except BenchmarkError as exc:
+        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
+        return 1
+    print(table([replace(row, case=f"{row.case}: {row.peer or row.metric}") for row in rows]))
+    if arguments.out is not None:
+        _write(arguments.out, arguments.sha, rows)
+        progress(f"wrote {arguments.out}")
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
+    parser.add_argument("--sha", help="the commit that is measured; goes into the file")
+    parser.add_argument("--out", type=Path, help="the file; without it nothing is gated or written")
+    parser.add_argument("--only", action="append", help="this case and its other sizes; repeatable")
+    parser.add_argument("--tune", action="store_true", help="time other forms of the kernels")
+    arguments = parser.parse_args()
+    if arguments.out is not None and (arguments.sha is None or arguments.tune):
+        parser.error("--out needs --sha, and cannot be had with --tune")
+    return arguments
+
+
+def _cases(only: Sequence[str] | None) -> Iterator[Case]:
+    for case in (*language_cases(), *image_cases()):
+        if only is None or case.name.partition(",")[0] in only:
+            yield case
+
+
+def _measure(only: Sequence[str] | None, progress: Progress) -> Iterator[Row]:
+    ceiling = copy_bytes_per_us()
+    yield Row("device copy", "bytes read and written", "TB/s", "higher", ceiling / 1e6)
+    for case in _cases(only):
+        yield from rows_of(case, ceiling, progress)
+        torch.cuda.empty_cache()
+
+
+def _tune(only: Sequence[str] | None, progress: Progress) -> None:
+    ceiling = copy_bytes_per_us()
+    knobs = KNOBS | IMAGE_KNOBS
+    for case in _cases(only):
+        if case.name in knobs:
+            print(tune(case, knobs[case.name], ceiling, progress), flush=True)
+            torch.cuda.empty_cache()
+
+
+def _run_gate() -> None:
+    options = (f"--confcutdir={GATE_FOLDER}", "-p", "no:cacheprovider", GATE_FOLDER)
+    command = [sys.executable, *GATE, *options]
+    ran = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=GATE_TIMEOUT_S, check=False
+    )
+    if ran.returncode or " passed" not in ran.stdout or " skipped" in ran.stdout:
+        raise GateRed(
+            f"no numbers without green tests: `{' '.join(command)}` ended with {ran.returncode}:\n"
+            f"{ran.stdout[-3000:]}{ran.stderr[-500:]}"
+        )
+
+
+def _write(file: Path, sha: str, rows: Sequence[Row]) -> None:
+    """As benchmarks/results.py does, and the driver and clocks of the GPU."""
+    queried = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem"
+    driver, *clocks = _nvidia_smi(queried)
+    python = ".".join(map(str, sys.version_info[:3]))
+    content = {
+        "sha": sha,
+        "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "gpu": torch.cuda.get_device_name(),
+        "clocks": dict(zip(queried.split(",")[1:], clocks, strict=True)),
+        "versions": {
+            "python": python,
+            **{package: version(package) for package in PACKAGES},
+            "cuda": torch.version.cuda,
+            "driver": driver,
+        },
+        "command": f"python -m benchmarks.kernels --sha {sha} --out {file.name}",
+        "shapes": {case.name: case.shape for case in _cases(None)},
+        "rows": [row.as_json() for row in rows],
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _nvidia_smi(queried: str) -> list[str]:
+    index = torch.cuda.current_device()
+    command = ["nvidia-smi", f"--query-gpu={queried}", "--format=csv,noheader", f"--id={index}"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    return [each.strip() for each in ran.stdout.strip().split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""The kernels of the language model at the sizes of an 8B Llama, large batches and decodes."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.kernels.case import Arguments, Case
+from kernels.kv_append.api import kv_append
+from kernels.rms_norm import reference as rms_norm_reference
+from kernels.rms_norm.api import rms_norm
+from kernels.rotary import reference as rotary_reference
+from kernels.rotary.api import rotary
+from kernels.silu_mul import reference as silu_mul_reference
+from kernels.silu_mul.api import silu_mul
+
+DTYPE = torch.bfloat16
+ITEM_BYTES = 2
+HIDDEN, INTERMEDIATE, HEAD_DIM = 4096, 14336, 128
+NUM_HEADS, NUM_KV_HEADS, BLOCK_SIZE = 32, 8, 16
+ROUNDINGS = 2 * torch.finfo(DTYPE).eps
+EPS = 1e-5
+SMALL = (1, 32)  # tokens
+
+
+def language_cases() -> Iterator[Case]:
+    """Large ones move 130 to 270 MB, the decodes stay within the L2."""
+    for num_tokens in (16384, 4096, *SMALL):
+        yield _rms_norm(num_tokens)
+    for num_tokens in (8192, *SMALL):
+        yield _rms_norm_residual(num_tokens)
+    for num_tokens in (3072, *SMALL):
+        yield _silu_mul(num_tokens)
+    for num_tokens in (8192, *SMALL):
+        yield _rotary(num_tokens)
+    for num_tokens in (32768, 8192, *SMALL):
+        yield _kv_append(num_tokens, is_turned=False)
+    for num_tokens in (32768, *SMALL):
+        yield _kv_append(num_tokens, is_turned=True)
+
+
+def _normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=DTYPE)
+
+
+def _name(op: str, num_tokens: int, main_tokens: int) -> str:
+    return op if num_tokens == main_tokens else f"{op}, {num_tokens} tokens"
+
+
+def _rms_norm(num_tokens: int) -> Case:
+    def native(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+    return Case(
+        _name("rms_norm", num_tokens, 16384),
+        f"{num_tokens} x {HIDDEN} bfloat16",
+        rms_norm,
+        rms_norm_reference.rms_norm,
+        lambda: (_normal(num_tokens, HIDDEN), _normal(HIDDEN), EPS),
+        num_bytes=ITEM_BYTES * HIDDEN * (2 * num_tokens + 1),
+        rtol=ROUNDINGS,
+        atol=1e-6,
+        is_large=num_tokens not in SMALL,
+        peers={"torch.nn.functional.rms_norm": native},
+    )
+
+
+def _rms_norm_residual(num_tokens: int) -> Case:
+    def arguments() -> Arguments:
+        x, residual = _normal(num_tokens, HIDDEN), _normal(num_tokens, HIDDEN)
+        return x, _normal(HIDDEN), EPS, residual
+
+    return Case(
+        _name("rms_norm_residual", num_tokens, 8192),
+        f"{num_tokens} x {HIDDEN} bfloat16",
+        rms_norm,
+        rms_norm_reference.rms_norm,
+        arguments,
+        num_bytes=ITEM_BYTES * HIDDEN * (4 * num_tokens + 1),
+        rtol=ROUNDINGS,
+        atol=1e-6,
+        is_large=num_tokens not in SMALL,
+    )
+
+
+def _silu_mul(num_tokens: int) -> Case:
+    return Case(
+        _name("silu_mul", num_tokens, 3072),
+        f"{num_tokens} x 2 x {INTERMEDIATE} bfloat16",
+        silu_mul,
+        silu_mul_reference.silu_mul,
+        lambda: (_normal(num_tokens, 2 * INTERMEDIATE),),
+        num_bytes=ITEM_BYTES * INTERMEDIATE * 3 * num_tokens,
+        rtol=ROUNDINGS,
+        atol=1e-6,
+        is_large=num_tokens not in SMALL,
+    )
+
+
+def _turns(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = 3 * torch.randn(num_tokens, 1, HEAD_DIM, device="cuda")
+    return angles.cos().to(DTYPE), angles.sin().to(DTYPE)
+
+
+def _rotary(num_tokens: int) -> Case:
+    num_heads = NUM_HEADS + NUM_KV_HEADS
+
+    def arguments() -> Arguments:
+        fused = _normal(num_tokens, num_heads + NUM_KV_HEADS, HEAD_DIM)
+        return fused[:, :num_heads], *_turns(num_tokens)
+
+    return Case(
+        _name("rotary", num_tokens, 8192),
+        f"{num_tokens} x {num_heads} x {HEAD_DIM} bfloat16 of a fused projection",
+        rotary,
+        rotary_reference.rotary,
+        arguments,
+        num_bytes=ITEM_BYTES * num_tokens * HEAD_DIM * (2 * num_heads + 2),
+        rtol=ROUNDINGS,
+        atol=ROUNDINGS,
+        is_large=num_tokens not in SMALL,
+    )
+
+
+def _append(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """As one would write it in torch: the reference also looks for tokens without a slot, for
+    which the host would have to wait."""
+    key_cache.flatten(0, 1)[slot_mapping] = key
+    value_cache.flatten(0, 1)[slot_mapping] = value
+
+
+def _append_turned(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+) -> None:
+    turned = rotary_reference.rotary(key, cos, sin)
+    _append(turned, value, key_cache, value_cache, slot_mapping)
+
+
+def _kv_append(num_tokens: int, *, is_turned: bool) -> Case:
+    """Blocks are scattered, the slots of one follow each other, as after a prefill."""
+    num_blocks = -(-num_tokens // BLOCK_SIZE)
+
+    def arguments() -> Arguments:
+        fused = _normal(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM)
+        cache_shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+        blocks = torch.randperm(num_blocks, device="cuda")[:, None] * BLOCK_SIZE
+        slots = (blocks + torch.arange(BLOCK_SIZE, device="cuda")).flatten()[:num_tokens]
+        caches = _normal(*cache_shape), _normal(*cache_shape)
+        turns = _turns(num_tokens) if is_turned else ()
+        key, value = fused[:, NUM_HEADS:-NUM_KV_HEADS], fused[:, -NUM_KV_HEADS:]
+        return key, value, *caches, slots.contiguous(), *turns
+
+    plain: Callable[..., None] = _append_turned if is_turned else _append
+    heads = 4 * NUM_KV_HEADS + 2 * is_turned
+    name = partial(_name, "kv_append_rope" if is_turned else "kv_append", num_tokens)
+    return Case(
+        name(32768),
+        f"{num_tokens} x 2 x {NUM_KV_HEADS} x {HEAD_DIM} bfloat16 of a fused projection",
+        kv_append,
+        plain,
+        arguments,
+        num_bytes=num_tokens * (ITEM_BYTES * HEAD_DIM * heads + 8),
+        rtol=ROUNDINGS if is_turned else 0.0,
+        atol=ROUNDINGS if is_turned else 0.0,
+        is_large=num_tokens not in SMALL,
+    )
