@@ -12,6 +12,8 @@ import numpy.typing as npt
 import triton.language as tl
 from triton.runtime.interpreter import (
     InterpreterBuilder,
+    ReduceOps,
+    ScanOps,
     TensorHandle,
     _get_np_dtype,
     _ir,
@@ -108,6 +110,36 @@ class CheckedBuilder(InterpreterBuilder):  # type: ignore[misc]
         if not condition.data.all():
             num_false = condition.data.size - np.count_nonzero(condition.data)
             raise self.memory.failure(DeviceAssertion, message, num_false, condition.data.size)
+
+
+class CheckedReduce(ReduceOps):  # type: ignore[misc]
+    """Triton's own check of overflows covers two operands, not a sum of many."""
+
+    memory: Memory
+
+    def sum(self, input: Any) -> Any:
+        exact = np.sum(input.handle.data, axis=self.axis, keepdims=self.keep_dims)
+        require_no_overflow(self.memory, "sum", exact, input.dtype)
+        return self.to_tensor(exact, input.dtype)
+
+
+class CheckedScan(ScanOps):  # type: ignore[misc]
+    memory: Memory
+
+    def cumsum(self, input: Any) -> Any:
+        exact = np.cumsum(input.handle.data, axis=self.axis)
+        require_no_overflow(self.memory, "cumsum", exact, input.dtype)
+        return [self.to_tensor(exact, input.dtype)]
+
+
+def require_no_overflow(memory: Memory, operation: str, exact: Array, dtype: Any) -> None:
+    if not dtype.is_int() or dtype.int_bitwidth in (1, 64):
+        return
+    limits = np.iinfo(_get_np_dtype(dtype))
+    beyond = np.count_nonzero((exact < limits.min) | (exact > limits.max))
+    if beyond:
+        message = f"{dtype} overflow detected for operation {operation}"
+        raise memory.failure(DeviceAssertion, message, beyond, np.size(exact))
 
 
 def is_bf16(handle: Any) -> bool:

@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
-from kernels.checking.builder import CheckedBuilder
+from kernels.checking.builder import CheckedBuilder, CheckedReduce, CheckedScan
 from kernels.checking.memory import Memory
 from kernels.errors import KernelError
 from kernels.kernel import Kernel
@@ -84,11 +84,15 @@ def run_program(kernel: Kernel, function: Any, named: dict[str, Any], place: Any
 def installed(memory: Memory) -> Iterator[Any]:
     """The interpreter's own builder changes its class: whoever holds it, such as a function that
     an earlier launch left patched, is checked too. All is put back, whatever happens."""
-    builder, patch = interpreter.interpreter_builder, interpreter._patch_lang
+    builder = interpreter.interpreter_builder
     former_class, former_state = builder.__class__, dict(vars(builder))
-    scope = patch(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    former = {name: getattr(interpreter, name) for name in ("_patch_lang", "ReduceOps", "ScanOps")}
+    scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     # A device function would patch the language again at each call, and not put it back.
     interpreter._patch_lang = lambda function: scope
+    for kind in (CheckedReduce, CheckedScan):
+        kind.memory = memory
+    interpreter.ReduceOps, interpreter.ScanOps = CheckedReduce, CheckedScan
     builder.__class__ = CheckedBuilder
     builder.memory = memory
     builder.options = interpreter.InterpreterOptions(debug=True)
@@ -99,5 +103,6 @@ def installed(memory: Memory) -> Iterator[Any]:
         builder.__class__ = former_class
         vars(builder).clear()
         vars(builder).update(former_state)
-        interpreter._patch_lang = patch
+        for name, value in former.items():
+            setattr(interpreter, name, value)
         scope.restore()

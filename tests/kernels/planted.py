@@ -116,6 +116,27 @@ def overflows(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
     tl.store(out_ptr + places, far.to(tl.float32), mask=places < size)
 
 
+def sum_overflows(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.sum(places + (1 << 28), 0)
+    tl.store(out_ptr + places, places + total.to(tl.float32), mask=places < size)
+
+
+def cumsum_overflows(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    totals = tl.cumsum(places + (1 << 28), 0)
+    tl.store(out_ptr + places, totals.to(tl.float32), mask=places < size)
+
+
+def sums(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    """Of integers and floats: 0 where both are right."""
+    places = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + places, mask=places < size, other=0)
+    total = tl.sum(x, 0) - tl.sum(x.to(tl.int32), 0)
+    difference = tl.cumsum(x, 0) - tl.cumsum(x.to(tl.int32), 0)
+    tl.store(out_ptr + places, difference + total, mask=places < size)
+
+
 def of_no_argument(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
     places = tl.arange(0, BLOCK)
     nowhere = (places.to(tl.int64) + 64).to(tl.pointer_type(tl.float32), bitcast=True)

@@ -165,6 +165,22 @@ MESSAGES = [
           return place * size // 2""",
     ),
     (
+        "sum_overflows",
+        DeviceAssertion,
+        """\
+        sum_overflows: int32 overflow detected for operation sum
+          1 of 1 lanes, program (0, 0, 0)
+          total = tl.sum(places + (1 << 28), 0)""",
+    ),
+    (
+        "cumsum_overflows",
+        DeviceAssertion,
+        """\
+        cumsum_overflows: int32 overflow detected for operation cumsum
+          9 of 16 lanes, program (0, 0, 0)
+          totals = tl.cumsum(places + (1 << 28), 0)""",
+    ),
+    (
         "block_pointer_unchecked",
         OutOfBounds,
         """\
@@ -382,6 +398,12 @@ def test_a_dot_of_narrow_operands(dtype):
     torch.testing.assert_close(out, x.float() @ x.float().T, rtol=1e-5, atol=1e-5)
 
 
+def test_sums():
+    x, out = torch.arange(10, dtype=torch.float32), torch.empty(10)
+    launch("sums", planted.VECTOR, (1,), x, out, 10)
+    assert (out == 0).all()
+
+
 def test_a_float_is_float32_as_on_a_gpu():
     x, out = torch.ones(SIZE), torch.empty(SIZE)
     launch("scaled", planted.SCALED, (2,), x, out, SIZE, 2.0**-25)
@@ -404,7 +426,11 @@ def test_the_interpreter_is_put_back(name):
     def state() -> dict:
         builder = vars(interpreter.interpreter_builder)
         language = vars(triton.language) | vars(triton.language.core)
-        return language | {"class": type(interpreter.interpreter_builder), "builder": dict(builder)}
+        return (
+            language
+            | vars(interpreter)
+            | {"class": type(interpreter.interpreter_builder), "builder": dict(builder)}
+        )
 
     before = state()
     try:
