@@ -136,7 +136,7 @@ def require_no_overflow(memory: Memory, operation: str, exact: Array, dtype: Any
     if not dtype.is_int() or dtype.int_bitwidth in (1, 64):
         return
     limits = np.iinfo(_get_np_dtype(dtype))
-    beyond = np.count_nonzero((exact < limits.min) | (exact > limits.max))
+    beyond = int(np.count_nonzero((exact < limits.min) | (exact > limits.max)))
     if beyond:
         message = f"{dtype} overflow detected for operation {operation}"
         raise memory.failure(DeviceAssertion, message, beyond, np.size(exact))
