@@ -45,8 +45,8 @@ METAS = (
     {"HEADS": 4, "BLOCK": 256, "num_warps": 4},
 )
 ROPE_METAS = (
-    {"HEADS": 8, "HALF": 64, "num_warps": 4},
-    {"HEADS": 4, "HALF": 128, "num_warps": 4},
+    {"HEADS": 8, "HALF": 64, "num_warps": 2},
+    {"HEADS": 4, "HALF": 128, "num_warps": 2},
 )
 
 
