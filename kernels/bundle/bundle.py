@@ -4,6 +4,7 @@ import hashlib
 import mmap
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Self
@@ -71,6 +72,7 @@ def fits(entry: Entry, capability: int) -> bool:
     return entry.form == "ptx" or entry.arch // 10 == capability // 10
 
 
+@cache
 def installed_triton() -> str | None:
     """Its version, without importing it; None where a bundle is all there is."""
     try:

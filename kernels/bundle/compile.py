@@ -27,28 +27,30 @@ class Task:
 
 def compiled(task: Task) -> Code:
     """Raises BundleError."""
-    kernel = all_kernels()[task.kernel]
+    return compile_variant(all_kernels()[task.kernel], task.variant, task.arch)
+
+
+def compile_variant(kernel: Kernel, variant: Variant, arch: int) -> Code:
+    """Raises BundleError."""
     if not isinstance(kernel.jit, JITFunction):
         raise BundleError(
-            f"{task.kernel}: expected a kernel to compile, came one to interpret, for Triton was "
+            f"{kernel.name}: expected a kernel to compile, came one to interpret, for Triton was "
             "imported with TRITON_INTERPRET=1; unset it"
         )
-    source = ASTSource(
-        kernel.jit, kernel.signature(task.variant), _constants(kernel, task.variant),
-        _hints(kernel, task.variant),
-    )  # fmt: skip
+    what = f"{kernel.name} for sm_{arch}, {_words(variant)}"
+    constants, hints = _constants(kernel, variant), _hints(kernel, variant)
+    source = ASTSource(kernel.jit, kernel.signature(variant), constants, hints)
     try:
-        built = triton.compile(source, target=_target(task.arch), options=_options(task.variant))
+        built = triton.compile(source, target=_target(arch), options=_options(variant))
     except Exception as exc:
-        message = f"{task.kernel} for sm_{task.arch}, {_words(task.variant)}"
-        raise BundleError(f"{message}: Triton does not compile it: {exc}") from exc
+        raise BundleError(f"{what}: Triton does not compile it: {exc}") from exc
     metadata = built.metadata
     scratch = metadata.global_scratch_size, metadata.profile_scratch_size
     if any(scratch):
         # A launch from a bundle passes null for both.
         raise BundleError(
-            f"{task.kernel} for sm_{task.arch}: expected code without scratch memory, came one "
-            f"that needs {scratch[0]} bytes, and {scratch[1]} to profile"
+            f"{what}: expected code without scratch memory, came one that needs {scratch[0]} "
+            f"bytes, and {scratch[1]} to profile"
         )
     ptx = built.asm["ptx"]
     return Code(

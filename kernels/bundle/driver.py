@@ -103,13 +103,15 @@ class CudaDriver:
 
 
 def _allow_shared(function: Any, shared_bytes: int, device: int) -> None:
+    """cuda.core reads this attribute, but cannot set it."""
     from cuda.bindings import driver
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    handle = driver.CUdevice(device)
-    (status,) = driver.cuKernelSetAttribute(attribute, shared_bytes, function.handle, handle)
+    status, handle = driver.cuDeviceGet(device)
+    if status == driver.CUresult.CUDA_SUCCESS:
+        (status,) = driver.cuKernelSetAttribute(attribute, shared_bytes, function.handle, handle)
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise BundleError(f"{shared_bytes} bytes of shared memory a block: {status.name}")
+        raise BundleError(f"{status.name} for {shared_bytes} bytes of shared memory")
 
 
 def _remember(remembered: dict[Any, Any], key: Any, value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from kernels.errors import CorruptBundle
 
-# Raised when the layout of a bundle changes, or what is compiled for an unchanged kernel.
+# Raised when what a bundle says, or means, changes.
 FORMAT = 1
 INDEX = "index.json"
 REBUILD = "build it anew: python -m kernels build"

@@ -5,6 +5,7 @@ arguments in the driver's form, and the driver.
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 WARP_SIZE = 32
 # Triton's kernels end in two pointers to scratch memory; a bundle's need none.
 NO_SCRATCH = (0, 0)
+TRUE_WORDS = ("1", "on", "true", "y", "yes")
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +54,14 @@ class BundleWay:
     def of_process(cls) -> "BundleWay":
         """Raises CorruptBundle."""
         folder = default_folder()
-        try:
-            bundle = Bundle.open(folder)
-        except FileNotFoundError:
-            logger.info("no kernel bundle in %s: kernels are compiled just in time", folder)
-            bundle = None
+        bundle = None
+        if os.environ.get("TRITON_DEBUG", "").lower() in TRUE_WORDS:
+            logger.info("TRITON_DEBUG: kernels are compiled just in time, with their assertions")
+        else:
+            try:
+                bundle = Bundle.open(folder)
+            except FileNotFoundError:
+                logger.info("no kernel bundle in %s: kernels are compiled just in time", folder)
         return cls(bundle, CudaDriver())
 
     def __call__(

@@ -6,14 +6,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# They shape no kernel's code but through what the index itself records.
-TOOLCHAIN = frozenset({"kernels", "kernels.contract", "kernels.errors", "kernels.kernel"})
+# Hints, types and options of a compilation come from here.
+COMPILER = "kernels.bundle.compile"
+SHAPE_NO_CODE = frozenset(
+    {
+        "kernels",
+        "kernels.bundle",
+        "kernels.bundle.bundle",
+        "kernels.bundle.index",
+        "kernels.bundle.write",
+        "kernels.errors",
+        "kernels.registry",
+    }
+)
 
 
 def sources_of(module: str, root: Path = ROOT) -> dict[str, str]:
-    """The sha256 of the module's file and of all below `kernels` that it imports, by path."""
+    """The sha256 of the files of a kernel's module, of the compiling one, and of all below
+    `kernels` that they import, by path."""
     found: dict[str, str] = {}
-    seen, waiting = set(TOOLCHAIN), [module]
+    seen, waiting = set(SHAPE_NO_CODE), [module, COMPILER]
     while waiting:
         name = waiting.pop()
         file = _file_of(name, root)

@@ -233,6 +233,16 @@ def test_without_a_bundle_nothing_is_warned_of(tmp_path, monkeypatch, caplog):
     ]
 
 
+@pytest.mark.parametrize(("value", "is_used"), [("1", False), ("True", False), ("0", True)])
+def test_debugging_needs_code_with_assertions(tmp_path, monkeypatch, value, is_used):
+    write_bundle(tmp_path, BOTH)
+    monkeypatch.setenv("FLASHRAY_KERNEL_BUNDLE", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEBUG", value)
+    monkeypatch.setattr(launching, "CudaDriver", FakeDriver)
+    launcher = launch(BundleWay.of_process(), *arguments())
+    assert (launcher.launches == []) == is_used
+
+
 WITHOUT_TRITON = """
 import sys
 from pathlib import Path

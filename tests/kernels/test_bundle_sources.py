@@ -11,8 +11,12 @@ def _write(root, files):
 
 FILES = {
     "kernels/__init__.py": "",
+    "kernels/bundle/__init__.py": "",
+    "kernels/bundle/compile.py": "from kernels.bundle.write import Code\nimport kernels.kernel\n",
+    "kernels/bundle/write.py": "",
+    "kernels/contract.py": "from kernels.errors import ContractError",
+    "kernels/errors.py": "",
     "kernels/kernel.py": "import triton",
-    "kernels/contract.py": "",
     "kernels/norm/__init__.py": "",
     "kernels/norm/kernel.py": (
         "import torch\nfrom kernels.contract import Contract\nfrom kernels.kernel import kernel\n"
@@ -30,6 +34,9 @@ FILES = {
 def test_all_that_is_imported_below_kernels(tmp_path):
     _write(tmp_path, FILES)
     assert list(sources_of("kernels.norm.kernel", tmp_path)) == [
+        "kernels/bundle/compile.py",
+        "kernels/contract.py",
+        "kernels/kernel.py",
         "kernels/norm/__init__.py",
         "kernels/norm/kernel.py",
         "kernels/norm/reference.py",
@@ -52,6 +59,9 @@ def test_changed_and_missing_files(tmp_path):
 
 def test_of_a_shipped_kernel():
     paths = sources_of("kernels.silu_mul.kernel")
-    assert {"kernels/silu_mul/kernel.py", "kernels/silu_mul/reference.py"} <= paths.keys()
-    assert "kernels/contract.py" not in paths
+    own = {"kernels/silu_mul/kernel.py", "kernels/silu_mul/reference.py"}
+    assert own | {"kernels/bundle/compile.py", "kernels/contract.py", "kernels/kernel.py"} <= {
+        *paths
+    }
+    assert not {path for path in paths if path.startswith("kernels/rms_norm")}
     assert changed_sources(paths) == []
