@@ -125,7 +125,7 @@ class Stride:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number of the caller's own, from `low` to `high`."""
+    """A number of the caller's own, from `low` to `high`: int32 or float32 on the GPU."""
 
     kind: type[int] | type[float]
     low: float = float("-inf")
@@ -314,8 +314,7 @@ class Contract:
         return stride
 
     def _check_free(self, name: str, scalar: Scalar, value: Any) -> None:
-        kinds = (int, float) if scalar.kind is float else (int,)
-        if isinstance(value, bool) or not isinstance(value, kinds):
+        if isinstance(value, bool) or not isinstance(value, scalar.kind):
             self._fail(name, f"of type {scalar.kind.__name__}", f"{value!r}")
         if not scalar.low <= value <= scalar.high:
             self._fail(name, f"from {scalar.low} to {scalar.high}", f"{value!r}")

@@ -73,7 +73,7 @@ def test_a_right_launch_passes_and_is_remembered():
     contract = scale()
     for _ in range(2):
         contract.check(*arguments())
-        contract.check(*arguments(x=torch.zeros(3, 8), x_stride=8, factor=3))
+        contract.check(*arguments(x=torch.zeros(3, 8), x_stride=8, factor=3.0))
 
 
 WRONG: dict[str, tuple[dict[str, object], str]] = {
@@ -117,6 +117,7 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "range": ({"factor": 9.0}, "factor must be from 0.0 to 8.0, came 9.0"),
     "nan": ({"factor": float("nan")}, "factor must be from 0.0 to 8.0, came nan"),
     "type": ({"factor": "2"}, "factor must be of type float, came '2'"),
+    "an integer is no float": ({"factor": 2}, "factor must be of type float, came 2"),
     "bool": ({"factor": True}, "factor must be of type float, came True"),
 }
 
