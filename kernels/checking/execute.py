@@ -24,7 +24,8 @@ def execute(
     kernel: Kernel, grid: Sequence[int], arguments: Sequence[Any], meta: Mapping[str, int]
 ) -> None:
     """Raises CheckFailure. The contract must have been checked."""
-    tensors = [(name, *pair) for name, pair in zip_tensors(kernel, arguments)]
+    declared = kernel.contract.tensors.items()
+    tensors = [(*each, tensor) for each, tensor in zip(declared, arguments, strict=False)]
     for name, _, tensor in tensors:
         if not tensor.is_cpu:
             raise KernelError(
@@ -40,11 +41,6 @@ def execute(
             builder.set_grid_idx(*place)
             run_program(kernel, function, parameters(kernel, memory, arguments, meta), place)
     memory.finish()
-
-
-def zip_tensors(kernel: Kernel, arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    declared = kernel.contract.tensors
-    yield from zip(declared, zip(declared.values(), arguments, strict=False), strict=True)
 
 
 def parameters(
@@ -88,16 +84,15 @@ def installed(memory: Memory) -> Iterator[Any]:
     former_class, former_state = builder.__class__, dict(vars(builder))
     former = {name: getattr(interpreter, name) for name in ("_patch_lang", "ReduceOps", "ScanOps")}
     scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-    # A device function would patch the language again at each call, and not put it back.
-    interpreter._patch_lang = lambda function: scope
-    for kind in (CheckedReduce, CheckedScan):
-        kind.memory = memory
-    interpreter.ReduceOps, interpreter.ScanOps = CheckedReduce, CheckedScan
-    builder.__class__ = CheckedBuilder
-    builder.memory = memory
-    builder.options = interpreter.InterpreterOptions(debug=True)
-    builder.set_grid_dim(*memory.grid)
     try:
+        # A device function would patch the language again at each call, and not put it back.
+        interpreter._patch_lang = lambda function: scope
+        CheckedReduce.memory = CheckedScan.memory = memory
+        interpreter.ReduceOps, interpreter.ScanOps = CheckedReduce, CheckedScan
+        builder.__class__ = CheckedBuilder
+        builder.memory = memory
+        builder.options = interpreter.InterpreterOptions(debug=True)
+        builder.set_grid_dim(*memory.grid)
         yield builder
     finally:
         builder.__class__ = former_class

@@ -6,6 +6,7 @@ argument's view: elements between its rows, or beside its columns, are not its o
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from kernels.checking.shadow import NOBODY, Elements, Operation, Shadow
 from kernels.checking.statement import statement
-from kernels.contract import Tensor
+from kernels.contract import Tensor, span_of
 from kernels.errors import CheckFailure, DoubleStore, OutOfBounds, StoredInput, Uninitialised
 
 # An argument begins in the middle of its window: offsets may be negative.
@@ -37,12 +38,7 @@ class Region:
         self.base = ((index + 1) << WINDOW_BITS) + MIDDLE + tensor.data_ptr() % (1 << 16)
         self.shadow: Shadow | None = None
         self.is_in_place = False
-        self.span = 0
-        if tensor.numel():
-            self.span = 1 + sum(
-                (n - 1) * s for n, s in zip(self.shape, tensor.stride(), strict=True)
-            )
-        self._offsets: Elements | None = None
+        self.span = span_of(tensor)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -52,14 +48,18 @@ class Region:
         """Of offsets in elements from the first one: places in the view, or -1."""
         if self.tensor.is_contiguous():
             return np.where((offsets >= 0) & (offsets < self.span), offsets, -1)
-        if self._offsets is None:
-            grids = np.ix_(*(np.arange(n, dtype=np.int64) for n in self.shape))
-            steps = zip(grids, self.tensor.stride(), strict=True)
-            own = np.broadcast_to(sum(g * s for g, s in steps), self.shape).ravel()
-            self._order = np.argsort(own, kind="stable")
-            self._offsets = own[self._order]
-        found = np.searchsorted(self._offsets, offsets).clip(max=self._offsets.size - 1)
-        return np.where(self._offsets[found] == offsets, self._order[found], -1)
+        own, order = self._sorted
+        found = np.searchsorted(own, offsets).clip(max=own.size - 1)
+        return np.where(own[found] == offsets, order[found], -1)
+
+    @cached_property
+    def _sorted(self) -> tuple[Elements, Elements]:
+        """The offsets of its elements in ascending order, and the place of each in the view."""
+        grids = np.ix_(*(np.arange(n, dtype=np.int64) for n in self.shape))
+        steps = zip(grids, self.tensor.stride(), strict=True)
+        own = np.broadcast_to(sum(grid * step for grid, step in steps), self.shape).ravel()
+        order = np.argsort(own, kind="stable")
+        return own[order], order
 
     def index(self, element: int) -> list[int]:
         return [int(i) for i in np.unravel_index(element, self.shape)]
