@@ -3,6 +3,7 @@
 import multiprocessing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from kernels.bundle.compile import Task, compiled
 from kernels.bundle.index import Key
 from kernels.bundle.sources import sources_of
 from kernels.bundle.write import Code, Where, codes_of, locked, write
-from kernels.errors import CorruptBundle
+from kernels.errors import BundleError, CorruptBundle
 from kernels.kernel import FP_FUSION, Kernel, Variant
 from kernels.registry import all_kernels
 
@@ -37,7 +38,7 @@ def build(
 ) -> Built:
     """Bring the variants of these kernels (all, if None) for `archs` into the bundle in `folder`,
     which need not exist. What else it holds stays where it is still good. Several processes are
-    forked from this one, which must have a single thread then. Raises BundleError."""
+    forked from this one, which must have no other Python thread then. Raises BundleError."""
     chosen = [all_kernels()[name] for name in names or all_kernels()]
     wanted = {
         (key_of(kernel, variant), arch): Task(kernel.name, variant, arch)
@@ -117,5 +118,9 @@ def _compile_all(tasks: Mapping[Where, Task], num_processes: int) -> Iterator[tu
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
+        except BrokenProcessPool as exc:
+            raise BundleError(
+                f"a process that compiled was ended, for want of memory? {exc}"
+            ) from exc
         finally:
             pool.shutdown(cancel_futures=True)

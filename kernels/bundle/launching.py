@@ -17,7 +17,7 @@ from kernels.bundle.bundle import Bundle
 from kernels.bundle.driver import CudaDriver, Driver, Grid
 from kernels.bundle.index import Key, default_folder
 from kernels.contract import Contract, Scalar
-from kernels.errors import BundleError, ContractError, CorruptBundle
+from kernels.errors import BundleError, ContractError, CorruptBundle, KernelError
 
 if TYPE_CHECKING:
     from kernels.launch import Launcher
@@ -102,9 +102,14 @@ class BundleWay:
             return False
         passed = (*[tensor.data_ptr() for tensor in tensors], *converted, *NO_SCRATCH)
         stream = self._driver.current_stream(device)
-        self._driver.launch(
-            loaded.function, grid, loaded.block, loaded.shared_bytes, stream, passed
-        )
+        block, shared_bytes = loaded.block, loaded.shared_bytes
+        try:
+            self._driver.launch(loaded.function, grid, block, shared_bytes, stream, passed)
+        except Exception as exc:
+            raise KernelError(
+                f"{loaded.kernel}: the driver refuses a launch of {grid} programs on "
+                f"cuda:{device}, or says what an earlier one did: {exc}"
+            ) from exc
         return True
 
     def _load(

@@ -1,5 +1,6 @@
 """A driver that loads anything and records what it was told to launch."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ class FakeDriver:
     device: int = CPU
     capabilities: dict[int, int] = field(default_factory=lambda: {CPU: 90})
     refused: frozenset[str] = frozenset()  # forms of code that do not load
+    max_programs: int = 0  # 0: any number
     loaded: list[Function] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
 
@@ -60,5 +62,7 @@ class FakeDriver:
         stream: int,
         arguments: Sequence[Any],
     ) -> None:
+        if 0 < self.max_programs < math.prod(grid):
+            raise RuntimeError("CUDA_ERROR_INVALID_VALUE")
         launch = Launch(function, grid, block, shared_bytes, stream, tuple(arguments))
         self.launches.append(launch)

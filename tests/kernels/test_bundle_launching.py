@@ -14,7 +14,7 @@ from kernels.bundle import launching
 from kernels.bundle.bundle import Bundle
 from kernels.bundle.launching import BundleWay
 from kernels.contract import Contract, Output, Scalar, Size, Tensor
-from kernels.errors import ContractError, CorruptBundle
+from kernels.errors import ContractError, CorruptBundle, KernelError
 from kernels.launch import Launcher
 from kernels.silu_mul import reference
 from tests.fakes.kernel_driver import CPU, FakeDriver
@@ -139,6 +139,13 @@ def test_a_tensor_on_another_device_is_refused(way, driver):
     with pytest.raises(ContractError, match=expected):
         way(launcher, (2, 1), elsewhere, META)
     assert launcher.launches == driver.launches == []
+
+
+def test_a_launch_that_the_driver_refuses_names_its_kernel(way, driver):
+    driver.max_programs = 1
+    expected = r"silu_mul: .* launch of \(2, 1\) programs .*CUDA_ERROR_INVALID_VALUE"
+    with pytest.raises(KernelError, match=expected):
+        launch(way, *arguments())
 
 
 def warnings_of(caplog) -> list[str]:
