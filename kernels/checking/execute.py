@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
-from kernels.checking.builder import CheckedBuilder, CheckedReduce, CheckedScan
+from kernels.checking.builder import CheckedBuilder, CheckedReduce, CheckedScan, check_operands
 from kernels.checking.memory import Memory
 from kernels.errors import KernelError
 from kernels.kernel import Kernel
@@ -78,26 +79,23 @@ def run_program(kernel: Kernel, function: Any, named: dict[str, Any], place: Any
 
 @contextmanager
 def installed(memory: Memory) -> Iterator[Any]:
-    """The interpreter's own builder changes its class: whoever holds it, such as a function that
-    an earlier launch left patched, is checked too. All is put back, whatever happens."""
+    """All is put back, whatever happens."""
     builder = interpreter.interpreter_builder
-    former_class, former_state = builder.__class__, dict(vars(builder))
-    former = {name: getattr(interpreter, name) for name in ("_patch_lang", "ReduceOps", "ScanOps")}
     scope = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     try:
         # A device function would patch the language again at each call, and not put it back.
-        interpreter._patch_lang = lambda function: scope
-        CheckedReduce.memory = CheckedScan.memory = memory
-        interpreter.ReduceOps, interpreter.ScanOps = CheckedReduce, CheckedScan
-        builder.__class__ = CheckedBuilder
-        builder.memory = memory
-        builder.options = interpreter.InterpreterOptions(debug=True)
-        builder.set_grid_dim(*memory.grid)
+        scope.set_attr(interpreter, "_patch_lang", lambda function: scope)
+        scope.set_attr(interpreter, "ReduceOps", CheckedReduce)
+        scope.set_attr(interpreter, "ScanOps", CheckedScan)
+        scope.set_attr(TritonSemantic, "binary_op_sanitize_overflow_impl", check_operands)
+        # Not another builder: whoever holds this one, such as a function that a launch of someone
+        # else's left patched, is checked too.
+        scope.set_attr(builder, "__class__", CheckedBuilder)
+        scope.set_attr(builder, "options", interpreter.InterpreterOptions(debug=True))
+        scope.set_attr(builder, "grid_dim", memory.grid)
+        scope.set_attr(builder, "grid_idx", None)
+        for each in (builder, CheckedReduce, CheckedScan):
+            scope.set_attr(each, "memory", memory)
         yield builder
     finally:
-        builder.__class__ = former_class
-        vars(builder).clear()
-        vars(builder).update(former_state)
-        for name, value in former.items():
-            setattr(interpreter, name, value)
         scope.restore()

@@ -160,7 +160,7 @@ MESSAGES = [
         "overflows",
         DeviceAssertion,
         """\
-        overflows: int32 overflow detected for operation mul
+        overflows: int32 overflows in mul
           16 of 16 lanes, program (0, 0, 0)
           return place * size // 2""",
     ),
@@ -168,7 +168,7 @@ MESSAGES = [
         "sum_overflows",
         DeviceAssertion,
         """\
-        sum_overflows: int32 overflow detected for operation sum
+        sum_overflows: int32 overflows in sum
           1 of 1 lanes, program (0, 0, 0)
           total = tl.sum(places + (1 << 28), 0)""",
     ),
@@ -176,7 +176,7 @@ MESSAGES = [
         "cumsum_overflows",
         DeviceAssertion,
         """\
-        cumsum_overflows: int32 overflow detected for operation cumsum
+        cumsum_overflows: int32 overflows in cumsum
           9 of 16 lanes, program (0, 0, 0)
           totals = tl.cumsum(places + (1 << 28), 0)""",
     ),

@@ -82,7 +82,7 @@ MUTANTS = {
             "tl.program_id(0).to(tl.int64) * ROWS",
             "tl.program_id(0) * ROWS",
             DeviceAssertion,
-            "int32 overflow",
+            "int32 overflows in mul",
         ),
         Mutant(
             "rows of one program",

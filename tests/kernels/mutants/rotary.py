@@ -77,7 +77,7 @@ MUTANTS = {
             "(tl.program_id(0) // blocks).to(tl.int64)",
             "tl.program_id(0) // blocks",
             DeviceAssertion,
-            "int32 overflow",
+            "int32 overflows in mul",
         ),
         Mutant(
             "cosines and sines swapped",

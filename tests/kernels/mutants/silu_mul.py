@@ -55,7 +55,7 @@ MUTANTS = {
             "(tl.program_id(0) // blocks).to(tl.int64)",
             "tl.program_id(0) // blocks",
             DeviceAssertion,
-            "int32 overflow",
+            "int32 overflows in mul",
         ),
         Mutant(
             "always the first block",
