@@ -130,6 +130,33 @@ def test_a_rule_is_kept(rule):
     assert refusal(contract, arguments(**changed)) == f"scale: {message}"
 
 
+class OnDevice(torch.Tensor):
+    """A tensor of a GPU that this host need not have."""
+
+    @staticmethod
+    def __new__(cls, device: str, *shape: int):
+        return torch.Tensor._make_wrapper_subclass(cls, shape, dtype=F32, device=device)
+
+    def data_ptr(self) -> int:
+        return id(self) * 4096
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise AssertionError(f"a contract computes nothing, it called {function}")
+
+
+def test_tensors_of_two_gpus():
+    contract = Contract(
+        "add", x=Tensor("size", F32), y=Tensor("size", F32), out=Output("size", F32)
+    )
+    on = {device: OnDevice(device, 8) for device in ("cuda:0", "cuda:1", "cpu")}
+    contract.check(*[OnDevice("cuda:1", 8) for _ in range(3)])
+    for device in ("cuda:0", "cpu"):
+        assert refusal(contract, [on["cuda:1"], on[device], on["cuda:1"]]) == (
+            f"add: y must be on cuda:1 like x, came {device}"
+        )
+
+
 def test_the_number_of_arguments():
     assert refusal(scale(), arguments()[:-1]) == (
         "scale: the arguments must be x weight out x_stride size factor, came 5 values"
