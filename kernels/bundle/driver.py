@@ -1,5 +1,6 @@
 """The one seam to CUDA: which GPU and stream are current, loading code, launching it."""
 
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -39,17 +40,29 @@ class Driver(Protocol):
         """arguments: addresses as int, scalars as numpy.int32 and numpy.float32."""
 
 
+class _Entered(threading.local):
+    """The devices whose context this thread has: the default stream is that of the current context,
+    and a thread has none before a call that needs one, which torch's allocator need not make."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
 class CudaDriver:
     """cuda.core, on torch's context and streams."""
 
     def __init__(self) -> None:
         self._configs: dict[tuple[Grid, int, int], Any] = {}
         self._streams: dict[int, Any] = {}
+        self._entered = _Entered()
 
     def current_device(self) -> int:
         return torch.cuda.current_device()
 
     def current_stream(self, device: int) -> int:
+        if device not in self._entered.devices:
+            self._core.Device(device).set_current()
+            self._entered.devices.add(device)
         return torch.cuda.current_stream(device).cuda_stream
 
     def capability(self, device: int) -> int:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,14 @@ def test_the_current_stream_is_launched_on() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, silu_mul(gate_up))
+
+
+def test_a_thread_that_has_no_context_yet() -> None:
+    gate_up = torch.randn(7, 2 * 1000, dtype=torch.bfloat16, device="cuda")
+    silu_mul(gate_up)  # the memory of its result is at hand, for the thread too
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(silu_mul, gate_up).result()
+    assert torch.equal(result, silu_mul(gate_up))
 
 
 def test_all_code_for_this_gpu_loads() -> None:
