@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from kernels.__main__ import _bar
 from kernels.bundle.bundle import Bundle
 from kernels.bundle.index import INDEX
 
@@ -130,3 +131,13 @@ def test_nothing_is_compiled_while_kernels_are_interpreted():
     task = Task("silu_mul", all_kernels()["silu_mul"].variants[0], 80)
     with pytest.raises(BundleError, match=r"silu_mul: .*TRITON_INTERPRET=1"):
         compiled(task)
+
+
+def test_a_bar_on_a_terminal(capsys):
+    progress = _bar()
+    for done in (1, 6, 12):
+        progress(done, 12, "silu_mul")
+    one, half, whole = capsys.readouterr().err.split("\r")[1:]
+    assert one.startswith("[##     ")
+    assert half.startswith(f"[{'#' * 15}{' ' * 15}] 6/12 silu_mul ")
+    assert (whole[:32], whole[-1]) == (f"[{'#' * 30}]", "\n")
