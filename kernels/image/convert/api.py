@@ -6,7 +6,7 @@ from kernels.image.convert import reference
 from kernels.image.pages import aligned, require_pages
 from kernels.launch import Launcher, cdiv, runs_kernels
 
-GREY_METAS = ({"BLOCK": 256, "num_warps": 8},)
+GREY_METAS = ({"BLOCK": 128, "num_warps": 4},)
 COLOUR_METAS = tuple({"BLOCK": 128, "TO_YCRCB": each, "num_warps": 4} for each in (0, 1))
 PIXELS = 16  # of a row of BLOCK
 _grey = Launcher(reference.GREY_CONTRACT, "kernels.image.convert.kernel:grey_kernel")

@@ -11,7 +11,7 @@ from kernels.image.resize import reference
 from kernels.launch import Launcher, cdiv, runs_kernels
 
 METAS = tuple(
-    {"BLOCK": 256, "BY_WORDS": each, "RAISED": 0, "ROWS": 4, "num_warps": 4} for each in (0, 1)
+    {"BLOCK": 512, "BY_WORDS": each, "RAISED": 3, "ROWS": 4, "num_warps": 4} for each in (0, 1)
 )
 WORD = 4  # bytes
 _launch = Launcher(reference.CONTRACT, "kernels.image.resize.kernel:resize_normalise_kernel")
