@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+from kernels.image.binarize.api import sauvola
+from kernels.image.convert.api import grey, swap_channels, to_ycrcb
+from kernels.image.resize.api import resize_normalise
 from kernels.kv_append.api import kv_append
 from kernels.launch import Grid, Launcher, launching
 from kernels.rms_norm.api import rms_norm
@@ -19,6 +22,10 @@ def small_calls(device: str = "cuda") -> Calls:
     for head_dim in (6, 128):
         calls |= {
             f"{name} {head_dim}": call for name, call in language_calls(head_dim, device).items()
+        }
+    for height, width in ((61, 47), (64, 48)):
+        calls |= {
+            f"{name} {width}": call for name, call in image_calls(height, width, device).items()
         }
     return calls
 
@@ -38,6 +45,20 @@ def language_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]
         "kv_append": lambda: kv_append(heads, heads, *caches, slots),
         "kv_append, turned": lambda: kv_append(heads, heads, *caches, slots, cos, sin),
         "silu_mul": lambda: silu_mul(fused),
+    }
+
+
+def image_calls(height: int, width: int, device: str) -> dict[str, Callable[[], object]]:
+    pages = torch.randint(256, (2, height, width, 3), dtype=torch.uint8, device=device)
+    greys = pages[..., 0].contiguous()
+    third = (1 / 3,) * 3
+    return {
+        "grey": lambda: grey(pages),
+        "swap_channels": lambda: swap_channels(pages),
+        "to_ycrcb": lambda: to_ycrcb(pages),
+        "resize_normalise": lambda: resize_normalise(pages, 48, 61, third, third),
+        "sauvola": lambda: sauvola(greys),
+        "sauvola, any window": lambda: sauvola(greys, 31, 0.3),
     }
 
 
