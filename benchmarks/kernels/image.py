@@ -7,6 +7,8 @@ import torch.nn.functional as F
 
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.tune import Knob, grid
+from kernels.image.binarize import reference as binarize_reference
+from kernels.image.binarize.api import sauvola
 from kernels.image.convert import reference as convert_reference
 from kernels.image.convert.api import grey
 from kernels.image.resize.api import resize_normalise
@@ -15,7 +17,8 @@ BATCH, HEIGHT, WIDTH = 64, 2339, 1654
 TARGET_HEIGHT, TARGET_WIDTH = 1280, 960
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 PAGES = f"{BATCH} x {HEIGHT} x {WIDTH}"
-GREY_BAR_US, RESIZE_BAR_US = 4.6, 6.0
+WINDOW, K = 25, 0.2
+GREY_BAR_US, RESIZE_BAR_US, SAUVOLA_BAR_US = 4.6, 6.0, 10.0
 
 IMAGE_KNOBS = {
     "grey": Knob(
@@ -33,6 +36,11 @@ IMAGE_KNOBS = {
             ROWS=(2, 4, 8),
             num_warps=(4, 8),
         ),
+    ),
+    "sauvola": Knob(
+        "kernels.image.binarize.api",
+        "META",
+        grid(BLOCK=(32, 64, 128), QUADS=(6,), ROWS=(64, 128, 256), num_warps=(1, 2, 4)),
     ),
 }
 
@@ -63,6 +71,26 @@ def image_cases() -> Iterator[Case]:
         peers={"kornia": _kornia_resize},
     )
 
+    yield Case(
+        "sauvola",
+        f"{PAGES} uint8, window {WINDOW}",
+        sauvola,
+        _sauvola,
+        lambda: (_scan(BATCH, HEIGHT, WIDTH), WINDOW, K),
+        num_bytes=BATCH * HEIGHT * WIDTH * 2,
+        units=BATCH,
+        bar_us=SAUVOLA_BAR_US,
+        reference=binarize_reference.sauvola,
+    )
+
+
+def _scan(*shape: int) -> torch.Tensor:
+    """Grey noise on paper that darkens to the right, and a fifth of the pixels ink."""
+    light = torch.linspace(240, 120, shape[-1], device="cuda")
+    ink = torch.rand(shape, device="cuda", dtype=torch.float16) < 0.2
+    noise = 4 * torch.randn(shape, device="cuda", dtype=torch.float16)
+    return torch.where(ink, 0.3 * light, light).add_(noise).clamp_(0, 255).to(torch.uint8)
+
 
 def _random(*shape: int) -> torch.Tensor:
     return torch.randint(256, shape, dtype=torch.uint8, device="cuda")
@@ -86,6 +114,19 @@ def _resize(
         for plane, one, other in zip(resized.unbind(1), mean, std, strict=True)
     ]
     return torch.stack(channels, dim=1).half()
+
+
+def _sauvola(pages: torch.Tensor, window: int, k: float) -> torch.Tensor:
+    """In float32, whose sums are not exact: a few pixels come out otherwise."""
+    half = window // 2
+    padded = F.pad(pages[:, None].float(), (half, half, half, half), mode="reflect")
+    mean, squares = (
+        F.avg_pool2d(F.avg_pool2d(each, (window, 1), 1), (1, window), 1)
+        for each in (padded, padded * padded)
+    )
+    deviation = (squares - mean * mean).clamp_(min=0).sqrt_()
+    threshold = mean * (1 + k * (deviation / binarize_reference.RANGE - 1))
+    return torch.where(pages[:, None] > threshold, 255, 0).to(torch.uint8)[:, 0]
 
 
 def _kornia_grey(pages_bgr: torch.Tensor) -> torch.Tensor:

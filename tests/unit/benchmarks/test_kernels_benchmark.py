@@ -20,7 +20,7 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 
 def test_the_promised_cases_are_there_and_large() -> None:
-    for name in ("rms_norm", "silu_mul", "kv_append", "grey", "resize"):
+    for name in ("rms_norm", "silu_mul", "kv_append", "grey", "resize", "sauvola"):
         assert CASES[name].is_large
         assert CASES[name].num_bytes >= 64e6
 
