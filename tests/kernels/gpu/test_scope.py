@@ -1,7 +1,9 @@
 """Ten thousand scopes on a GPU leave its memory as it was."""
 
 import gc
+from typing import Any
 
+import pynvml
 import pytest
 import torch
 
@@ -12,8 +14,6 @@ pytestmark = pytest.mark.gpu
 
 
 def test_ten_thousand_scopes_leave_gpu_memory_as_it_was():
-    import pynvml
-
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
     device = cuda_device(0)
@@ -21,14 +21,19 @@ def test_ten_thousand_scopes_leave_gpu_memory_as_it_was():
     target = torch.empty(1024, dtype=torch.uint8, device="cuda:0")
     for cycle in range(10_100):
         if cycle == 100:  # what torch opens once and for all is open
-            gc.collect()
-            before = pynvml.nvmlDeviceGetMemoryInfo(gpu).used
+            before = used_bytes(gpu)
         with DeviceScope(device) as scope:
             _copy(scope, source, target, is_captured=cycle % 100 == 0)  # a capture takes long
-    gc.collect()
-    assert pynvml.nvmlDeviceGetMemoryInfo(gpu).used == before
+    assert used_bytes(gpu) == before
     assert torch.equal(target.cpu(), source)
     assert device.pool.idle_bytes == MIN_PINNED_BYTES
+
+
+def used_bytes(gpu: Any) -> int:
+    """Of the GPU, without what torch keeps of earlier tests."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return int(pynvml.nvmlDeviceGetMemoryInfo(gpu).used)
 
 
 def _copy(
