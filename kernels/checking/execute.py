@@ -85,6 +85,8 @@ def installed(memory: Memory) -> Iterator[Any]:
     try:
         # A device function would patch the language again at each call, and not put it back.
         scope.set_attr(interpreter, "_patch_lang", lambda function: scope)
+        # Triton 3.6 makes no int of an array of one element, which numpy 2.4 refuses to do for it.
+        scope.set_attr(tl.core.tensor, "__index__", lambda self: int(self.handle.data.item()))
         scope.set_attr(interpreter, "ReduceOps", CheckedReduce)
         scope.set_attr(interpreter, "ScanOps", CheckedScan)
         scope.set_attr(TritonSemantic, "binary_op_sanitize_overflow_impl", check_operands)
