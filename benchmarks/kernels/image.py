@@ -109,10 +109,7 @@ def _resize(
     std: tuple[float, ...],
 ) -> torch.Tensor:
     resized = F.interpolate(_planes(pages_bgr), (height, width), mode="bilinear")
-    channels = [
-        (plane / 255 - one) / other
-        for plane, one, other in zip(resized.unbind(1), mean, std, strict=True)
-    ]
+    channels = [(resized[:, index] / 255 - mean[index]) / std[index] for index in range(3)]
     return torch.stack(channels, dim=1).half()
 
 
@@ -120,13 +117,15 @@ def _sauvola(pages: torch.Tensor, window: int, k: float) -> torch.Tensor:
     """In float32, whose sums are not exact: a few pixels come out otherwise."""
     half = window // 2
     padded = F.pad(pages[:, None].float(), (half, half, half, half), mode="reflect")
-    mean, squares = (
-        F.avg_pool2d(F.avg_pool2d(each, (window, 1), 1), (1, window), 1)
-        for each in (padded, padded * padded)
-    )
+    mean = _averages(padded, window)
+    squares = _averages(padded * padded, window)
     deviation = (squares - mean * mean).clamp_(min=0).sqrt_()
     threshold = mean * (1 + k * (deviation / binarize_reference.RANGE - 1))
     return torch.where(pages[:, None] > threshold, 255, 0).to(torch.uint8)[:, 0]
+
+
+def _averages(padded: torch.Tensor, window: int) -> torch.Tensor:
+    return F.avg_pool2d(F.avg_pool2d(padded, (window, 1), 1), (1, window), 1)
 
 
 def _kornia_grey(pages_bgr: torch.Tensor) -> torch.Tensor:
