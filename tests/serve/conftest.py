@@ -55,10 +55,11 @@ def app(audit_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def engine_handle(app_name: str) -> Any:
     """A new one, for one test: a handle hears of new replicas through the event loop it was first
     used in, and is deaf for ever once news came while that loop rested, as it does between tests.
+    `serve.get_deployment_handle` would give the one of an earlier test.
     """
-    from ray import serve
+    from ray.serve.handle import DeploymentHandle
 
-    return serve.get_deployment_handle("FlashEngine", app_name)
+    return DeploymentHandle("FlashEngine", app_name)
 
 
 @pytest.fixture
