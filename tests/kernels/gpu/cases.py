@@ -7,6 +7,7 @@ import torch
 
 from kernels.image.binarize.api import sauvola
 from kernels.image.convert.api import grey, swap_channels, to_ycrcb
+from kernels.image.lines.api import line_runs, projections
 from kernels.image.resize.api import resize_normalise
 from kernels.kv_append.api import kv_append
 from kernels.launch import Grid, Launcher, launching
@@ -57,6 +58,9 @@ def image_calls(height: int, width: int, device: str) -> dict[str, Callable[[], 
         "swap_channels": lambda: swap_channels(pages),
         "to_ycrcb": lambda: to_ycrcb(pages),
         "resize_normalise": lambda: resize_normalise(pages, 48, 61, third, third),
+        "horizontal runs": lambda: line_runs(greys, 5, 2),
+        "vertical runs": lambda: line_runs(greys, 5, 1),
+        "projections": lambda: projections(greys),
         "sauvola": lambda: sauvola(greys),
         "sauvola, any window": lambda: sauvola(greys, 31, 0.3),
     }

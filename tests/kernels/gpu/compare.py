@@ -1,6 +1,6 @@
 """A kernel on the GPU beside its reference on the CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,14 @@ def assert_gpu_equals_reference(
     """Results, and arguments that both change in place. NaN equals NaN."""
     ours = on_gpu(arguments)
     result, expected = op(*ours), reference(*arguments)
-    for one, other in zip((result, *ours), (expected, *arguments), strict=True):
-        if isinstance(other, torch.Tensor):
-            torch.testing.assert_close(one.cpu(), other, rtol=rtol, atol=atol, equal_nan=True)
+    pairs = zip(tensors_of((result, ours)), tensors_of((expected, arguments)), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one.cpu(), other, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from tensors_of(each)

@@ -9,6 +9,8 @@ from kernels.image.binarize import reference as binarize_reference
 from kernels.image.binarize.api import sauvola
 from kernels.image.convert import reference as convert_reference
 from kernels.image.convert.api import grey, swap_channels, to_ycrcb
+from kernels.image.lines import reference as lines_reference
+from kernels.image.lines.api import line_runs, projections
 from kernels.image.resize import reference as resize_reference
 from kernels.image.resize.api import resize_normalise
 from tests.kernels.gpu.compare import assert_gpu_equals_reference
@@ -126,3 +128,18 @@ def test_sauvola_of_a_scan_is_scikit_images() -> None:
 
     threshold = filters.threshold_sauvola(page.numpy(), window_size=25, k=0.2, r=128)
     assert np.array_equal(ours, np.where(page.numpy() > threshold, 255, 0))
+
+
+@pytest.mark.parametrize("min_length", [1, 2, 25, 200, 5000])
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_line_runs(shape: tuple[int, int, int], axis: int, min_length: int) -> None:
+    pages = noise(*shape) // 250 * 255  # ink, with a speck of paper in 43
+    pages[:, shape[1] // 2], pages[:, :, shape[2] // 3] = 0, 0
+
+    assert_gpu_equals_reference(line_runs, lines_reference.line_runs, pages, min_length, axis)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_projections(shape: tuple[int, int, int]) -> None:
+    assert_gpu_equals_reference(projections, lines_reference.projections, noise(*shape))
