@@ -16,7 +16,7 @@ from tests.kernels.launches import assert_bundled
 
 def mostly_ink(*shape: int, seed: int = 0) -> torch.Tensor:
     """Runs of all lengths up to dozens."""
-    return noise(*shape, seed=seed) // 240 * 17
+    return noise(*shape, seed=seed) // 240 * 255
 
 
 def opened(page: torch.Tensor, min_length: int, axis: int) -> np.ndarray:
