@@ -9,7 +9,7 @@ from kernels.launch import Launcher, cdiv, runs_kernels
 
 ROWS_META = {"BLOCK": 256, "ROWS": 4, "num_warps": 4}
 COLUMNS_META = {"BLOCK": 128, "num_warps": 1}
-PROJECTIONS_META = {"BLOCK": 128, "ROWS": 64, "num_warps": 4}
+PROJECTIONS_META = {"BLOCK": 256, "ROWS": 16, "num_warps": 4}
 ROWS_METAS, COLUMNS_METAS, PROJECTIONS_METAS = (ROWS_META,), (COLUMNS_META,), (PROJECTIONS_META,)
 MIN_SEGMENT = 128  # rows of a program; not less than a window, which each one fills anew
 _KERNELS = "kernels.image.lines.kernel"
