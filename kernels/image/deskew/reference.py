@@ -46,12 +46,12 @@ TURN_CONTRACT = Contract(
 
 def slopes_of(degrees: torch.Tensor) -> torch.Tensor:
     """Rows down for each column to the right, float32: a line of a page turned left goes up."""
-    return degrees.double().deg2rad().tan().neg().float()
+    return torch.deg2rad(degrees.double()).tan().neg().float()
 
 
 def rotation_of(degrees: torch.Tensor) -> torch.Tensor:
     """[batch] -> cosine and sine, float32 [batch, 2]."""
-    radians = degrees.double().deg2rad()
+    radians = torch.deg2rad(degrees.double())
     return torch.stack([radians.cos(), radians.sin()], dim=1).float()
 
 
