@@ -46,7 +46,8 @@ TURN_CONTRACT = Contract(
 
 def slopes_of(degrees: torch.Tensor) -> torch.Tensor:
     """Rows down for each column to the right, float32: a line of a page turned left goes up."""
-    return torch.deg2rad(degrees.double()).tan().neg().float()
+    slopes: torch.Tensor = -torch.deg2rad(degrees.double()).tan().float()
+    return slopes
 
 
 def rotation_of(degrees: torch.Tensor) -> torch.Tensor:
