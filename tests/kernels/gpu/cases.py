@@ -7,6 +7,7 @@ import torch
 
 from kernels.image.binarize.api import sauvola
 from kernels.image.convert.api import grey, swap_channels, to_ycrcb
+from kernels.image.deskew.api import deskew, estimate_skew
 from kernels.image.lines.api import line_runs, projections
 from kernels.image.resize.api import resize_normalise
 from kernels.kv_append.api import kv_append
@@ -52,7 +53,7 @@ def language_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]
 def image_calls(height: int, width: int, device: str) -> dict[str, Callable[[], object]]:
     pages = torch.randint(256, (2, height, width, 3), dtype=torch.uint8, device=device)
     greys = pages[..., 0].contiguous()
-    third = (1 / 3,) * 3
+    third, degrees = (1 / 3,) * 3, torch.tensor([1.5, -2.0], device=device)
     return {
         "grey": lambda: grey(pages),
         "swap_channels": lambda: swap_channels(pages),
@@ -61,6 +62,8 @@ def image_calls(height: int, width: int, device: str) -> dict[str, Callable[[], 
         "horizontal runs": lambda: line_runs(greys, 5, 2),
         "vertical runs": lambda: line_runs(greys, 5, 1),
         "projections": lambda: projections(greys),
+        "estimate_skew": lambda: estimate_skew(greys),
+        "deskew": lambda: deskew(greys, degrees),
         "sauvola": lambda: sauvola(greys),
         "sauvola, any window": lambda: sauvola(greys, 31, 0.3),
     }

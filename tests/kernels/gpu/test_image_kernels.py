@@ -9,6 +9,8 @@ from kernels.image.binarize import reference as binarize_reference
 from kernels.image.binarize.api import sauvola
 from kernels.image.convert import reference as convert_reference
 from kernels.image.convert.api import grey, swap_channels, to_ycrcb
+from kernels.image.deskew import reference as deskew_reference
+from kernels.image.deskew.api import deskew, estimate_skew, profiles_of, strips_of
 from kernels.image.lines import reference as lines_reference
 from kernels.image.lines.api import line_runs, projections
 from kernels.image.resize import reference as resize_reference
@@ -143,3 +145,35 @@ def test_line_runs(shape: tuple[int, int, int], axis: int, min_length: int) -> N
 @pytest.mark.parametrize("shape", SHAPES)
 def test_projections(shape: tuple[int, int, int]) -> None:
     assert_gpu_equals_reference(projections, lines_reference.projections, noise(*shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_strips_and_profiles(shape: tuple[int, int, int]) -> None:
+    pages = noise(*shape)
+    slopes = deskew_reference.slopes_of(torch.linspace(-5, 5, 5)).expand(len(pages), -1)
+    strips = deskew_reference.strips(pages)
+
+    assert_gpu_equals_reference(strips_of, deskew_reference.strips, pages)
+    assert_gpu_equals_reference(
+        profiles_of, deskew_reference.profiles, strips, slopes.contiguous(), shape[2]
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_deskew(shape: tuple[int, int, int]) -> None:
+    """A level apart at most: the GPU's cosines, and so its places, may round otherwise."""
+    pages, degrees = noise(*shape), torch.linspace(-5, 3.3, shape[0], dtype=torch.float64)
+
+    assert_gpu_equals_reference(deskew, deskew, pages, degrees, atol=1)
+
+
+def test_the_skew_of_lines_is_found() -> None:
+    page = torch.full((1, 1200, 900), 255, dtype=torch.uint8)
+    for row in range(150, 1050, 24):
+        page[0, row : row + 7, 100:800] = 0
+    degrees = torch.tensor([2.5, 0.0, -3.75], dtype=torch.float64)
+    turned = deskew(page.expand(3, -1, -1).contiguous().cuda(), -degrees.cuda())
+
+    found = estimate_skew(turned)
+
+    torch.testing.assert_close(found.cpu(), degrees, atol=0.1, rtol=0)
