@@ -40,7 +40,7 @@ check-kernels: $(INSTALLED) ## the kernels without a GPU: contracts, checked int
 check-gpu: export TRITON_INTERPRET := 0
 check-gpu: ## on a GPU host with torch and triton: bundle without JIT, every kernel, memcheck, racecheck
 	$(GPU_PYTHON) -m kernels build
-	$(GPU_PYTHON) -m pytest -m gpu --confcutdir=tests/kernels/gpu tests/kernels/gpu
+	$(GPU_PYTHON) -m pytest -m gpu -c /dev/null --rootdir=. --confcutdir=tests/kernels/gpu tests/kernels/gpu
 	$(GPU_PYTHON) -m tests.kernels.gpu.sanitize
 
 format: $(INSTALLED) ## format and fix what can be fixed
