@@ -52,8 +52,9 @@ def slopes_of(degrees: torch.Tensor) -> torch.Tensor:
 
 def rotation_of(degrees: torch.Tensor) -> torch.Tensor:
     """[batch] -> cosine and sine, float32 [batch, 2]."""
-    radians = torch.deg2rad(degrees.double())
-    return torch.stack([radians.cos(), radians.sin()], dim=1).float()
+    radians: torch.Tensor = torch.deg2rad(degrees.double())
+    rotation: torch.Tensor = torch.stack([radians.cos(), radians.sin()], dim=1).float()
+    return rotation
 
 
 def strips(pages: torch.Tensor) -> torch.Tensor:
