@@ -61,7 +61,8 @@ def strips(pages: torch.Tensor) -> torch.Tensor:
     """pages [batch, height, width] uint8 -> the ink of each strip and row, [batch, strips, height]
     uint8."""
     ink = torch.nn.functional.pad(pages < PAPER, (0, -pages.shape[2] % STRIP))
-    return ink.unflatten(2, (-1, STRIP)).sum(3).transpose(1, 2).to(torch.uint8).contiguous()
+    counts: torch.Tensor = ink.unflatten(2, (-1, STRIP)).sum(3).transpose(1, 2)
+    return counts.to(torch.uint8).contiguous()
 
 
 def profiles(strips: torch.Tensor, slopes: torch.Tensor, width: int) -> torch.Tensor:
