@@ -20,7 +20,7 @@ from triton.runtime.interpreter import (
 )
 
 from kernels.checking.memory import Memory
-from kernels.errors import DeviceAssertion
+from kernels.errors import DeviceAssertion, OutOfBounds
 
 Array = npt.NDArray[Any]
 # What a masked lane loads is undefined where the kernel does not say it.
@@ -55,6 +55,14 @@ class CheckedBuilder(InterpreterBuilder):  # type: ignore[misc]
             raise NotImplementedError("an atomic of bfloat16: the interpreter has none")
         real = self._real("atomic", ptr, mask.data)
         return super().create_atomic_rmw(op, real, value, mask, *order)
+
+    def create_gather(self, src: Any, indices: Any, axis: int) -> Any:
+        length, where = src.data.shape[axis], indices.data
+        outside = (where < 0) | (where >= length)
+        if outside.any():
+            what = f"gather at index {where[outside][0]} of {length} lanes"
+            raise self.memory.failure(OutOfBounds, what, int(outside.sum()), outside.size)
+        return super().create_gather(src, indices, axis)
 
     def create_assert(self, condition: Any, message: str) -> None:
         self._require(condition, f"device_assert failed: {message}")

@@ -116,6 +116,13 @@ def overflows(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
     tl.store(out_ptr + places, far.to(tl.float32), mask=places < size)
 
 
+def gathers_before(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + places, mask=places < size)
+    x = tl.gather(x, tl.arange(0, BLOCK) - 2, 0)
+    tl.store(out_ptr + places, x, mask=places < size)
+
+
 def sum_overflows(x_ptr, out_ptr, size, BLOCK: tl.constexpr):
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.sum(places + (1 << 28), 0)

@@ -165,6 +165,14 @@ MESSAGES = [
           return place * size // 2""",
     ),
     (
+        "gathers_before",
+        OutOfBounds,
+        """\
+        gathers_before: gather at index -2 of 16 lanes
+          2 of 16 lanes, program (0, 0, 0)
+          x = tl.gather(x, tl.arange(0, BLOCK) - 2, 0)""",
+    ),
+    (
         "sum_overflows",
         DeviceAssertion,
         """\
