@@ -44,7 +44,6 @@ def sauvola(pages: torch.Tensor, window: int = 25, k: float = 0.2) -> torch.Tens
         out,
         height,
         width,
-        height + window - 1,
         width + window - 1,
     )
     if window == WINDOW:
@@ -61,7 +60,9 @@ def sauvola(pages: torch.Tensor, window: int = 25, k: float = 0.2) -> torch.Tens
 # Made and copied once: the copies have ended when these return, whatever stream reads them.
 @lru_cache(maxsize=256)
 def _row_starts(height: int, width: int, window: int, device: torch.device) -> torch.Tensor:
-    return (reference.mirrored(height, window).long() * width).to(device)
+    """And of one row more: after the last window one enters that no window has."""
+    rows = reference.mirrored(height, window).long()
+    return (torch.cat([rows, rows[-1:]]) * width).to(device)
 
 
 @lru_cache(maxsize=256)

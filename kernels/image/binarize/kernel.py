@@ -141,11 +141,11 @@ def store_spread(row_ptr, value, x, width, QUADS: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def segment(
-    page_ptr, starts_ptr, out_ptr, entering, x, mask, top, bottom, width, last, permille,
+    page_ptr, starts_ptr, out_ptr, entering, x, mask, top, bottom, width, permille,
     QUADS: tl.constexpr, BLOCK: tl.constexpr, SPREAD: tl.constexpr, IS_INNER: tl.constexpr,
 ):  # fmt: skip
     """Rows from top to bottom. entering, x: columns that enter, and that are stored where `mask`
-    says; last: of the padded rows."""
+    says."""
     WINDOW: tl.constexpr = 4 * QUADS + 1
     count = tl.full((), WINDOW * WINDOW, tl.float64)
     is_stored = tl.arange(0, BLOCK) >= QUADS
@@ -161,7 +161,7 @@ def segment(
     row = tl.cast(top, tl.int64) * width
     for y in range(top, bottom):
         # What the next row needs is on its way while this one is decided.
-        next_ptr = page_ptr + tl.load(starts_ptr + tl.minimum(y + WINDOW, last))
+        next_ptr = page_ptr + tl.load(starts_ptr + y + WINDOW)
         a0, a1, a2, a3 = four(next_ptr, entering, everywhere, IS_INNER)
         b0, b1, b2, b3 = four(page_ptr + tl.load(starts_ptr + y), entering, everywhere, IS_INNER)
         pixels = four(page_ptr + row, x, mask, IS_INNER)
@@ -195,7 +195,6 @@ def sauvola_kernel(
     out_ptr,
     height,
     width,
-    padded_height,
     padded_width,
     permille,
     QUADS: tl.constexpr,
@@ -211,12 +210,11 @@ def sauvola_kernel(
     is_stored = tl.arange(0, BLOCK) >= QUADS
     top = tl.program_id(2) * ROWS
     bottom = tl.minimum(top + ROWS, height)
-    last = padded_height - 1
     if (start >= 4 * QUADS) & (start + 4 * BLOCK <= width + 2 * QUADS):
         mask = (is_stored, is_stored, is_stored, is_stored)
         entering = four_columns(padded - 2 * QUADS)
         segment(
-            page_ptr, starts_ptr, out_ptr, entering, x, mask, top, bottom, width, last, permille,
+            page_ptr, starts_ptr, out_ptr, entering, x, mask, top, bottom, width, permille,
             QUADS, BLOCK, SPREAD, True,
         )  # fmt: skip
     else:
@@ -234,7 +232,7 @@ def sauvola_kernel(
             tl.load(columns_ptr + tl.minimum(padded + 3, end)),
         )
         segment(
-            page_ptr, starts_ptr, out_ptr, entering, x, mask, top, bottom, width, last, permille,
+            page_ptr, starts_ptr, out_ptr, entering, x, mask, top, bottom, width, permille,
             QUADS, BLOCK, SPREAD, False,
         )  # fmt: skip
 
@@ -255,7 +253,6 @@ def sauvola_any_kernel(
     out_ptr,
     height,
     width,
-    padded_height,
     padded_width,
     window,
     permille,
@@ -290,7 +287,7 @@ def sauvola_any_kernel(
         if tl.max((near & is_stored).to(tl.int32), 0) > 0:
             value = known(pixel, s, q, count, k)
         tl.store(out_ptr + page + middle, value.to(tl.uint8), mask=is_stored)
-        row_ptr = page_ptr + tl.load(starts_ptr + tl.minimum(y + window, padded_height - 1))
+        row_ptr = page_ptr + tl.load(starts_ptr + y + window)
         level, square = difference(row_ptr, entering, leaving, has_leaving)
         levels, squares = levels + level, squares + square
         row_ptr = page_ptr + tl.load(starts_ptr + y)

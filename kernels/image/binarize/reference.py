@@ -18,12 +18,11 @@ RANGE = 128  # of the standard deviation, Sauvola's R
 
 _PAGES: dict[str, Argument] = {
     "pages": Tensor("batch height width", torch.uint8, wide_index=True),
-    "starts": Tensor("padded_height", torch.int64),
+    "starts": Tensor("padded_height", torch.int64),  # of the rows, and of one more that is unused
     "columns": Tensor("padded_width", torch.int32),
     "out": Output("batch height width", like="pages", wide_index=True),
     "height": Count("height"),
     "width": Count("width"),
-    "padded_height": Count("padded_height"),
     "padded_width": Count("padded_width"),
 }
 _PERMILLE = Scalar(int, 0, 1000)

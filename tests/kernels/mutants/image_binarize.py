@@ -85,8 +85,8 @@ MUTANTS = {
         ),
         Mutant(
             "a row beyond the padding",
-            "tl.minimum(y + window, padded_height - 1)",
-            "y + window",
+            "starts_ptr + y + window)",
+            "starts_ptr + y + window + 1)",
             OutOfBounds,
             "load of starts",
             within=IN_ANY,
@@ -144,12 +144,12 @@ MUTANTS = {
         ),
         Mutant("half the deviation", "(count * count * 128)", "(count * count * 256)", DIFFERS),
         Mutant(
-            "starts in pixels of a row", ".long() * width", ".long() * height", DIFFERS, "", "api"
+            "starts in pixels of a row", "[-1:]]) * width", "[-1:]]) * height", DIFFERS, "", "api"
         ),
         Mutant(
             "starts of 32 bits",
-            "(reference.mirrored(height, window).long() * width)",
-            "(reference.mirrored(height, window) * width)",
+            "reference.mirrored(height, window).long()",
+            "reference.mirrored(height, window)",
             ContractError,
             "starts must be int64, came int32",
             "api",
@@ -164,8 +164,8 @@ MUTANTS = {
         ),
         Mutant(
             "sides swapped",
-            "        height,\n        width,\n        height + window - 1,",
-            "        width,\n        height,\n        height + window - 1,",
+            "        height,\n        width,\n        width + window - 1,",
+            "        width,\n        height,\n        width + window - 1,",
             ContractError,
             "height must be 7, the size height, came 11",
             "api",
