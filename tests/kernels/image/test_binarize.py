@@ -150,3 +150,27 @@ def test_what_is_refused(mode, named: dict, message: str) -> None:
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 16, 32), (2, 31, 517)])
 def test_every_launch_has_its_variant(shape: tuple[int, int, int], window: int) -> None:
     assert_bundled(lambda: sauvola(noise(*shape), window))
+
+
+@pytest.mark.parametrize("window", [3, 25, 181])
+@pytest.mark.parametrize("k", [0.0, 0.2, 1.0])
+def test_the_guess_errs_less_than_the_kernel_allows(window: int, k: float) -> None:
+    """Windows of two levels have every mean with every deviation, the least and the greatest."""
+    generator = np.random.default_rng(window)
+    n = window * window
+    low, high = generator.integers(0, 256, (2, 300_000))
+    high = np.where(generator.random(high.size) < 0.5, np.minimum(low + 1, 255), high)
+    share = generator.integers(0, n + 1, low.size)
+    levels, squares = share * low + (n - share) * high, share * low**2 + (n - share) * high**2
+
+    mean = levels / n
+    deviation = np.sqrt(np.maximum(squares / n - mean * mean, 0))
+    threshold = mean * (1 + k * (deviation / 128 - 1))
+    wide = levels.astype(np.float32)  # each step as in the kernel; float64 stands for a fused one
+    spread = np.abs((squares.astype(np.float32) * np.float64(-n) + wide * wide).astype(np.float32))
+    flat, steep = np.float32((k - 1) / n), np.float32(-k / (np.float64(n) * n * 128))
+    rate = (np.sqrt(spread) * np.float64(steep) + flat).astype(np.float32)
+    error = np.abs(wide * np.float64(rate) + threshold)
+
+    allowed = levels * np.float32((k * 2**-10 + 2**-20) / n)
+    assert (error <= 0.95 * allowed).all()
