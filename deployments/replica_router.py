@@ -38,8 +38,8 @@ def publications_of(replicas: Sequence[RunningReplica]) -> dict[str, Publication
 
 
 class ReplicaRouter(RequestRouter):
-    """`submit(request, avoid=<tags>)` goes by prefix and load, to one of `avoid` only if there is no
-    other; a call with `replica=<tag>` to that replica, or, when it is gone, to another, which says
+    """`submit(request, avoid=<tags>)` goes by prefix and load, to one of `avoid` only where all
+    are; a call with `replica=<tag>` to that replica, or, when it is gone, to another, which says
     so; any other call to the least busy."""
 
     def initialize_state(self, **kwargs: Any) -> None:

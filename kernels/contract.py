@@ -149,14 +149,15 @@ class Contract:
             for index, argument in enumerate(arguments.values())
             if isinstance(argument, Size | Stride) and not isinstance(argument, Count)
         )
-        self._aligns = tuple((name, each.align) for name, each in self.tensors.items())
-        self._pairs = tuple(self._pairs_with_a_stored_one())
+        self._aligns = [each.align for each in self.tensors.values()]
+        self._beside_stored = self._beside_stored_ones()
         self._free_scalars = tuple(
             (len(self.tensors) + index, name, scalar)
             for index, (name, scalar) in enumerate(self.scalars.items())
             if isinstance(scalar, Scalar)
         )
-        self._remembered: dict[Any, tuple[Any, ...]] = {}
+        self._remembered: dict[Any, tuple[Any, Any]] = {}
+        self._latest: tuple[Any, Any] = ((), None)
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -173,26 +174,29 @@ class Contract:
             self._fail("the arguments", " ".join(self.names), f"{len(arguments)} values")
         tensors = arguments[: len(self._aligns)]
         try:
-            key = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
-            expected = self._remembered.get(key)
+            forms = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
         except (AttributeError, RuntimeError):  # no tensor, or one without strides
-            expected = None
-        if expected is None:
-            expected = self._check_forms(arguments)
+            forms = ()
+        latest, expected = self._latest
+        if forms != latest or not forms:  # most launches are like the last one
+            expected = self._remembered.get(forms) or self._check_forms(forms, arguments)
+            self._latest = forms, expected
         scalars, extents = expected
-        addresses = [t.data_ptr() for t in tensors]
-        for address, (name, align) in zip(addresses, self._aligns, strict=True):
-            if address % align:
-                self._fail(name, f"aligned to {align} bytes", f"the address {address:#x}")
+        starts = [t.data_ptr() for t in tensors]
+        for start, align in zip(starts, self._aligns, strict=False):
+            if start % align:
+                self._fail_align(starts)
         for index, value in scalars:
             if arguments[index] != value or type(arguments[index]) is not int:
                 self._fail_scalar(index, value, arguments[index])
         for index, name, scalar in self._free_scalars:
             self._check_free(name, scalar, arguments[index])
-        for stored, other, may_be_same in self._pairs:
-            start, other_start = addresses[stored], addresses[other]
-            if start < other_start + extents[other] and other_start < start + extents[stored]:
-                self._check_overlap(tensors, stored, other, may_be_same)
+        for stored, others in self._beside_stored:
+            start = starts[stored]
+            end = start + extents[stored]
+            for other in others:
+                if starts[other] < end and start < starts[other] + extents[other]:
+                    self._check_overlap(tensors, stored, other)
 
     def check_without_programs(self, *arguments: Any) -> None:
         """Of a launch whose grid is empty: it leaves no element of an output as it came."""
@@ -224,19 +228,16 @@ class Contract:
                 where = f"{scalar.tensor} in axis {scalar.axis}"
                 raise TypeError(f"{self.kernel}: {name} is the stride of {where}: there is none")
 
-    def _pairs_with_a_stored_one(self) -> list[tuple[int, int, bool]]:
-        """Every stored tensor beside every other one: (stored, other, they may be the same)."""
-        names = list(self.tensors)
-        pairs = []
-        for stored, tensor in enumerate(self.tensors.values()):
-            if isinstance(tensor, Output):
-                for other, name in enumerate(names):
-                    is_stored_first = other < stored and self.tensors[name].is_stored
-                    if other != stored and not is_stored_first:
-                        pairs.append((stored, other, name in tensor.in_place))
-        return pairs
+    def _beside_stored_ones(self) -> list[tuple[int, list[int]]]:
+        """Each stored tensor beside those that are only read, and the stored ones after it."""
+        tensors = list(self.tensors.values())
+        return [
+            (stored, [n for n, each in enumerate(tensors) if n > stored or not each.is_stored])
+            for stored, tensor in enumerate(tensors)
+            if tensor.is_stored
+        ]
 
-    def _check_forms(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    def _check_forms(self, forms: tuple[Any, ...], arguments: Sequence[Any]) -> tuple[Any, Any]:
         """The scalars that shapes and strides imply, and how many bytes each tensor spans."""
         named = dict(zip(self.names, arguments, strict=True))
         sizes: dict[str, int] = {}
@@ -253,9 +254,7 @@ class Contract:
         expected = (scalars, [span_of(each) * each.element_size() for each in tensors])
         if len(self._remembered) >= MAX_REMEMBERED:
             self._remembered.clear()
-        self._remembered[tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])] = (
-            expected
-        )
+        self._remembered[forms] = expected
         return expected
 
     def _check_kind(self, name: str, tensor: Tensor, named: dict[str, Any]) -> None:
@@ -319,19 +318,22 @@ class Contract:
         if not scalar.low <= value <= scalar.high:
             self._fail(name, f"from {scalar.low} to {scalar.high}", f"{value!r}")
 
-    def _check_overlap(
-        self, tensors: Sequence[torch.Tensor], stored: int, other: int, may_be_same: bool
-    ) -> None:
-        one, two = tensors[stored], tensors[other]
-        if may_be_same and is_same(one, two):
-            return
-        if lie_in_rows_apart(one, two):
-            return
+    def _check_overlap(self, tensors: Sequence[torch.Tensor], stored: int, other: int) -> None:
         names = list(self.tensors)
+        declared = self.tensors[names[stored]]
+        may_be_same = isinstance(declared, Output) and names[other] in declared.in_place
+        one, two = tensors[stored], tensors[other]
+        if (may_be_same and is_same(one, two)) or lie_in_rows_apart(one, two):
+            return
         expected = f"apart from {names[other]} in memory, for it is stored"
         if may_be_same:
             expected += f" (or be {names[other]} itself)"
         self._fail(names[stored], expected, f"an overlap from {one.data_ptr():#x} on")
+
+    def _fail_align(self, starts: Sequence[int]) -> None:
+        for (name, tensor), start in zip(self.tensors.items(), starts, strict=True):
+            if start % tensor.align:
+                self._fail(name, f"aligned to {tensor.align} bytes", f"the address {start:#x}")
 
     def _fail_scalar(self, index: int, expected: int, came: Any) -> None:
         name = self.names[index]

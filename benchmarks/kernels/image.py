@@ -40,7 +40,7 @@ IMAGE_KNOBS = {
     "sauvola": Knob(
         "kernels.image.binarize.api",
         "META",
-        grid(BLOCK=(32, 64, 128), QUADS=(6,), ROWS=(64, 128, 256), num_warps=(1, 2, 4)),
+        grid(BLOCK=(32,), QUADS=(6,), ROWS=(32, 64, 128), num_warps=(1, 2)),
     ),
 }
 

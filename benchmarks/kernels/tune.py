@@ -53,8 +53,8 @@ KNOBS = {
     ),
     "silu_mul": Knob(
         "kernels.silu_mul.reference",
-        "META",
-        grid(BLOCK=(512, 1024, 2048, 4096), num_warps=(2, 4, 8)),
+        "METAS",
+        grid(BLOCK=(1024, 2048, 4096), STREAM=(0, 1), num_warps=(4, 8)),
     ),
     "rotary": Knob(
         "kernels.rotary.reference",

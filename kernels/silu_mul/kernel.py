@@ -4,19 +4,23 @@ import triton.language as tl
 
 from kernels.contract import FLOATS
 from kernels.kernel import kernel, variants
-from kernels.silu_mul.reference import CONTRACT, META
+from kernels.silu_mul.reference import CONTRACT, METAS
 
 
-@kernel(contract=CONTRACT, variants=variants({"gate_up": FLOATS}, [META]))
-def silu_mul_kernel(gate_up_ptr, out_ptr, gate_up_stride, size, BLOCK: tl.constexpr):
+@kernel(contract=CONTRACT, variants=variants({"gate_up": FLOATS}, METAS))
+def silu_mul_kernel(
+    gate_up_ptr, out_ptr, gate_up_stride, size, BLOCK: tl.constexpr, STREAM: tl.constexpr
+):
     # Blocks of one row follow each other, so that programs that run together touch near memory.
     blocks = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     columns = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     mask = columns < size
-    gate = tl.load(gate_up_ptr + row * gate_up_stride + columns, mask=mask)
-    up = tl.load(gate_up_ptr + row * gate_up_stride + size + columns, mask=mask)
+    gates = gate_up_ptr + row * gate_up_stride + columns
+    gate = tl.load(gates, mask=mask, eviction_policy="evict_first")
+    up = tl.load(gates + size, mask=mask, eviction_policy="evict_first")
     wide = gate.to(tl.float32)
     activated = (wide / (1 + tl.exp(-wide))).to(gate.dtype)
-    product = activated.to(tl.float32) * up.to(tl.float32)
-    tl.store(out_ptr + row * size + columns, product.to(out_ptr.dtype.element_ty), mask=mask)
+    product = (activated.to(tl.float32) * up.to(tl.float32)).to(out_ptr.dtype.element_ty)
+    CACHE: tl.constexpr = ".cs" if STREAM else ""
+    tl.store(out_ptr + row * size + columns, product, mask=mask, cache_modifier=CACHE)

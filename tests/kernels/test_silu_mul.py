@@ -26,12 +26,20 @@ def test_the_gate_is_the_first_half(num_tokens: int, size: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("num_tokens", "size"), [(1, 1), (3, 63), (5, 1024), (2, 1025), (0, 64), (3, 0)]
+    ("num_tokens", "size"), [(1, 1), (3, 63), (5, 2048), (2, 2049), (0, 64), (3, 0)]
 )
 def test_the_kernel_equals_its_reference(num_tokens: int, size: int, dtype: torch.dtype) -> None:
     gate_up = 4 * normal(num_tokens, 2 * size, dtype=dtype)
 
     assert_equals_reference(silu_mul, reference.silu_mul, gate_up, rtol=ROUNDINGS[dtype], atol=1e-7)
+
+
+def test_a_product_that_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "STREAMED_BYTES", 1)
+    gate_up = normal(3, 126)
+
+    assert_equals_reference(silu_mul, reference.silu_mul, gate_up, rtol=1e-6, atol=1e-7)
+    assert_bundled(lambda: silu_mul(gate_up))
 
 
 def test_strided_rows() -> None:
@@ -52,7 +60,7 @@ def test_gates_at_the_ends_of_their_range(dtype: torch.dtype) -> None:
 
 
 def test_a_row_alone_equals_the_row_in_a_batch() -> None:
-    gate_up = normal(7, 2 * 1030)
+    gate_up = normal(7, 2 * 2054)
 
     with checked():
         product, alone = silu_mul(gate_up), silu_mul(gate_up[4:5])

@@ -11,7 +11,7 @@ from kernels.launch import Launcher, cdiv, runs_kernels
 
 # The usual window has a kernel of its own.
 WINDOW = 25
-META = {"BLOCK": 32, "QUADS": WINDOW // 4, "ROWS": 64, "SPREAD": 0, "num_warps": 1}
+META = {"BLOCK": 32, "QUADS": WINDOW // 4, "ROWS": 64, "num_warps": 1}
 ANY_META = {"BLOCK": 512, "ROWS": 128, "num_warps": 4}
 METAS, ANY_METAS = (META,), (ANY_META,)
 _launch = Launcher(reference.CONTRACT, "kernels.image.binarize.kernel:sauvola_kernel")

@@ -51,25 +51,6 @@ def known(pixel, levels, squares, count, k):
 
 
 @triton.jit
-def four_known(p, s, q, count, k):
-    """In a loop: it is rare, and four times the code would be."""
-    v0, v1, v2, v3 = p[0], p[0], p[0], p[0]
-    for index in range(4):
-        which = tl.zeros_like(p[0]) + index
-        pixel = tl.where(
-            which < 2, tl.where(which < 1, p[0], p[1]), tl.where(which < 3, p[2], p[3])
-        )
-        levels = tl.where(
-            which < 2, tl.where(which < 1, s[0], s[1]), tl.where(which < 3, s[2], s[3])
-        )
-        squares = tl.where(
-            which < 2, tl.where(which < 1, q[0], q[1]), tl.where(which < 3, q[2], q[3])
-        )
-        v0, v1, v2, v3 = v1, v2, v3, known(pixel, levels, squares, count, k)
-    return v0, v1, v2, v3
-
-
-@triton.jit
 def four_decided(p, s, q, is_stored, count, permille):
     """Of pixels p with the sums s of levels and q of squares: 255 or 0."""
     k, flat, steep, error = constants(count, permille)
@@ -82,7 +63,8 @@ def four_decided(p, s, q, is_stored, count, permille):
     v2, v3 = tl.where(a2 > 0, 255, 0), tl.where(a3 > 0, 255, 0)
     near = (near0 | near1 | near2 | near3) & is_stored
     if tl.max(near.to(tl.int32), 0) > 0:
-        v0, v1, v2, v3 = four_known(p, s, q, count, k)
+        v0, v1 = known(p[0], s[0], q[0], count, k), known(p[1], s[1], q[1], count, k)
+        v2, v3 = known(p[2], s[2], q[2], count, k), known(p[3], s[3], q[3], count, k)
     return v0, v1, v2, v3
 
 
@@ -127,22 +109,9 @@ def window_sums(c0, c1, c2, c3, QUADS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def store_spread(row_ptr, value, x, width, QUADS: tl.constexpr, BLOCK: tl.constexpr):
-    """Neighbouring bytes by neighbouring lanes, so that a store touches one or two sectors."""
-    lane = tl.arange(0, BLOCK)
-    word = value[0] | (value[1] << 8) | (value[2] << 16) | (value[3] << 24)
-    for part in tl.static_range(4):
-        place = part * BLOCK + lane
-        byte = tl.gather(word, place // 4, 0) >> ((place % 4) * 8)
-        column = x - 3 * lane + part * BLOCK
-        mask = (place >= 4 * QUADS) & (column < width)
-        tl.store(row_ptr + column, byte.to(tl.uint8), mask=mask)
-
-
-@triton.jit
 def segment(
     page_ptr, starts_ptr, out_ptr, entering, x, mask, top, bottom, width, permille,
-    QUADS: tl.constexpr, BLOCK: tl.constexpr, SPREAD: tl.constexpr, IS_INNER: tl.constexpr,
+    QUADS: tl.constexpr, BLOCK: tl.constexpr, IS_INNER: tl.constexpr,
 ):  # fmt: skip
     """Rows from top to bottom. entering, x: columns that enter, and that are stored where `mask`
     says."""
@@ -168,14 +137,11 @@ def segment(
         levels = window_sums(s0, s1, s2, s3, QUADS, BLOCK)
         squares = window_sums(q0, q1, q2, q3, QUADS, BLOCK)
         value = four_decided(pixels, levels, squares, is_stored, count, permille)
-        if SPREAD:
-            store_spread(out_ptr + row, value, x[0], width, QUADS, BLOCK)
-        else:
-            stored = out_ptr + row + x[0]
-            tl.store(stored, value[0].to(tl.uint8), mask=mask[0])
-            tl.store(stored + 1, value[1].to(tl.uint8), mask=mask[1])
-            tl.store(stored + 2, value[2].to(tl.uint8), mask=mask[2])
-            tl.store(stored + 3, value[3].to(tl.uint8), mask=mask[3])
+        stored = out_ptr + row + x[0]
+        tl.store(stored, value[0].to(tl.uint8), mask=mask[0])
+        tl.store(stored + 1, value[1].to(tl.uint8), mask=mask[1])
+        tl.store(stored + 2, value[2].to(tl.uint8), mask=mask[2])
+        tl.store(stored + 3, value[3].to(tl.uint8), mask=mask[3])
         row += width
         s0, s1, s2, s3 = s0 + a0 - b0, s1 + a1 - b1, s2 + a2 - b2, s3 + a3 - b3
         q0, q1 = q0 + a0 * a0 - b0 * b0, q1 + a1 * a1 - b1 * b1
@@ -200,7 +166,6 @@ def sauvola_kernel(
     QUADS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPREAD: tl.constexpr,
 ):
     page = tl.program_id(0).to(tl.int64) * height * width
     page_ptr, out_ptr = pages_ptr + page, out_ptr + page
@@ -215,7 +180,7 @@ def sauvola_kernel(
         entering = four_columns(padded - 2 * QUADS)
         segment(
             page_ptr, starts_ptr, out_ptr, entering, x, mask, top, bottom, width, permille,
-            QUADS, BLOCK, SPREAD, True,
+            QUADS, BLOCK, True,
         )  # fmt: skip
     else:
         mask = (
@@ -233,7 +198,7 @@ def sauvola_kernel(
         )
         segment(
             page_ptr, starts_ptr, out_ptr, entering, x, mask, top, bottom, width, permille,
-            QUADS, BLOCK, SPREAD, False,
+            QUADS, BLOCK, False,
         )  # fmt: skip
 
 
