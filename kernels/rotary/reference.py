@@ -22,8 +22,8 @@ CONTRACT = Contract(
 )
 # A program turns HEADS heads of one token. Half a head lies within HALF.
 METAS = (
-    {"HEADS": 16, "HALF": 64, "num_warps": 4},
-    {"HEADS": 8, "HALF": 128, "num_warps": 4},
+    {"HEADS": 8, "HALF": 64, "num_warps": 4},
+    {"HEADS": 4, "HALF": 128, "num_warps": 4},
 )
 
 

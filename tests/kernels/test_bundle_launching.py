@@ -12,6 +12,7 @@ import torch
 
 from kernels.bundle import launching
 from kernels.bundle.bundle import Bundle
+from kernels.bundle.index import Key
 from kernels.bundle.launching import BundleWay
 from kernels.contract import Contract, Output, Scalar, Size, Tensor
 from kernels.errors import ContractError, CorruptBundle, KernelError
@@ -255,6 +256,7 @@ import sys
 from pathlib import Path
 import torch
 from kernels.bundle.bundle import Bundle
+from kernels.bundle.index import Key
 from kernels.bundle.launching import BundleWay
 from kernels.launch import launching
 from kernels.silu_mul.api import silu_mul
@@ -269,7 +271,9 @@ assert "triton" not in sys.modules
 
 
 def test_an_op_launches_without_importing_triton(tmp_path):
-    write_bundle(tmp_path, BOTH)
+    meta = tuple(sorted(reference.METAS[0].items()))
+    own = Key("silu_mul", ("bfloat16", "bfloat16"), meta, is_aligned=True)
+    write_bundle(tmp_path, {(own, 90): code("own", is_exact=True)})
     command = [sys.executable, "-c", WITHOUT_TRITON, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert ran.returncode == 0, ran.stderr
