@@ -3,9 +3,7 @@
 DeploymentError
 ├── ConfigError          a setting is wrong; names it
 ├── ModelFilesError      model files cannot be used; names file and tensor
-└── BringUpError         the cluster did not come up; says what to check
-
-router.errors.BackendUnavailable
+├── BringUpError         the cluster did not come up; says what to check
 └── ReplicaRefusal       one replica took no request; says which, so that another one is asked
 """
 
@@ -28,13 +26,9 @@ class BringUpError(DeploymentError):
     """The cluster did not come up."""
 
 
-class ReplicaRefusal(BackendUnavailable):
-    """`replica` is its Serve tag."""
+class ReplicaRefusal(DeploymentError):
+    """`replica` is its Serve tag, `reason` what a client is told when no other one takes it."""
 
     def __init__(self, reason: BackendUnavailable, replica: str) -> None:
-        super().__init__(reason.message, retry_after_s=reason.retry_after_s)
-        self.replica = replica
-
-    def __reduce__(self) -> tuple[type["ReplicaRefusal"], tuple[BackendUnavailable, str]]:
-        reason = BackendUnavailable(self.message, retry_after_s=self.retry_after_s)
-        return ReplicaRefusal, (reason, self.replica)
+        super().__init__(reason, replica)
+        self.reason, self.replica = reason, replica

@@ -92,7 +92,7 @@ class LocalBackend:
                 return await self._call("submit", request, avoid=refused)
             except ReplicaRefusal as exc:
                 if exc.replica in refused or len(refused) == MAX_REFUSALS:
-                    raise
+                    raise exc.reason from exc
                 refused = (*refused, exc.replica)
 
     async def _locate(self, request_id: str) -> str:
@@ -132,6 +132,8 @@ class LocalBackend:
         try:
             return await getattr(self._engine, method).remote(*arguments, **addressed)
         except (RayError, RayServeException) as exc:
+            if isinstance(exc, RayTaskError) and isinstance(exc.cause, ReplicaRefusal):
+                raise exc.cause from exc
             raise as_router_error(exc) from exc
 
     async def _ask_all(self, method: str, *arguments: Any) -> list[Any]:
