@@ -10,3 +10,10 @@ ROUNDINGS = {
     torch.float16: 2 * torch.finfo(torch.float16).eps,
     torch.bfloat16: 2 * torch.finfo(torch.bfloat16).eps,
 }
+# Of attention, besides: a weight is rounded before it meets its value (of about 1), whatever the
+# size of the sum; in float32 it is the exponential of a score that was summed in another order.
+ATTENTION = {
+    torch.float32: 4e-6,
+    torch.float16: torch.finfo(torch.float16).eps,
+    torch.bfloat16: torch.finfo(torch.bfloat16).eps,
+}

@@ -12,6 +12,7 @@ from kernels.image.lines.api import line_runs, projections
 from kernels.image.resize.api import resize_normalise
 from kernels.kv_append.api import kv_append
 from kernels.launch import Grid, Launcher, launching
+from kernels.paged_prefill.api import paged_prefill
 from kernels.rms_norm.api import rms_norm
 from kernels.rotary.api import rotary
 from kernels.silu_mul.api import silu_mul
@@ -24,6 +25,10 @@ def small_calls(device: str = "cuda") -> Calls:
     for head_dim in (6, 128):
         calls |= {
             f"{name} {head_dim}": call for name, call in language_calls(head_dim, device).items()
+        }
+    for head_dim in (64, 96):
+        calls |= {
+            f"{name} {head_dim}": call for name, call in prefill_calls(head_dim, device).items()
         }
     for height, width in ((61, 47), (64, 48)):
         calls |= {
@@ -47,6 +52,22 @@ def language_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]
         "kv_append": lambda: kv_append(heads, heads, *caches, slots),
         "kv_append, turned": lambda: kv_append(heads, heads, *caches, slots, cos, sin),
         "silu_mul": lambda: silu_mul(fused),
+    }
+
+
+def prefill_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
+    """Of chunks of 70 and of 3 tokens; the second table ends before its row does."""
+    query, *caches = (
+        torch.randn(shape, dtype=torch.bfloat16, device=device)
+        for shape in ((73, 4, head_dim), (4, 64, 2, head_dim), (4, 64, 2, head_dim))
+    )
+    starts = torch.tensor([0, 70, 73], dtype=torch.int32, device=device)
+    tables = torch.tensor([[2, 0, 3], [1, -7, 10**9]], device=device)
+    lens = torch.tensor([150, 40], device=device)
+    chunks = (query, starts, *caches, tables, lens, 0.1)
+    return {
+        "paged_prefill": lambda: paged_prefill(*chunks),
+        "paged_prefill, windowed": lambda: paged_prefill(*chunks, 65, 70),
     }
 
 

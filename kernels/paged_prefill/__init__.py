@@ -1,0 +1,1 @@
+"""Causal attention of prompt chunks over a paged KV cache."""

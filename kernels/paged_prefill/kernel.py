@@ -1,0 +1,137 @@
+"""A program attends with a tile of rows of one KV head over the blocks that they see, keys in
+ascending order: FlashAttention-2's online softmax.
+
+The heads of a group are packed: row r of a chunk is its token r // group, head r % group. What a
+row's result is made of depends on its position alone: tiles of keys begin at multiples of TOKENS,
+and a tile that a row does not see leaves the row's numbers as they are, to the bit.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.kernel import kernel, variants
+from kernels.paged_prefill.reference import BLOCK_SIZE, CONTRACT, METAS
+
+# What models are served in; any other form is compiled when it is asked for.
+BUNDLED = variants(
+    {"query": (torch.bfloat16,)},
+    [{**meta, "WINDOWED": windowed} for meta in METAS for windowed in (0, 1)],
+    aligned=(True,),
+)
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: it may be subtracted from itself
+
+
+@triton.jit
+def attend(query, keys, values, hidden, attended, total, peak, scale, HIDES: tl.constexpr):
+    """One more tile of keys, and those `hidden` to a row out of it -> attended, total, peak."""
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+    if HIDES:
+        scores = tl.where(hidden, float("-inf"), scores)
+    highest = tl.maximum(peak, tl.max(scores, axis=1) * scale)
+    weights = tl.exp2(tl.fma(scores, scale, -highest[:, None]))
+    fading = tl.exp2(peak - highest)
+    total = total * fading + tl.sum(weights, axis=1)
+    attended = attended * fading[:, None]
+    attended = tl.dot(weights.to(values.dtype), values, attended, input_precision="ieee")
+    return attended, total, highest
+
+
+@triton.jit
+def place(table, tile, blocks, TOKENS: tl.constexpr, PAGE: tl.constexpr = BLOCK_SIZE):
+    """The slot of the first key of a tile."""
+    block = tl.load(table + tile * TOKENS // PAGE).to(tl.int64)
+    tl.device_assert((block >= 0) & (block < blocks), "a block beyond the cache")
+    return block * PAGE + tile * TOKENS % PAGE
+
+
+@kernel(contract=CONTRACT, variants=BUNDLED)
+def paged_prefill_kernel(
+    query_ptr,
+    query_starts_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    block_tables_ptr,
+    context_lens_ptr,
+    out_ptr,
+    query_token_stride,
+    query_head_stride,
+    size,
+    blocks,
+    kv_heads,
+    max_blocks,
+    group,
+    window,
+    scale,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    sequence = tl.program_id(2)
+    start = tl.load(query_starts_ptr + sequence)
+    query_len = tl.load(query_starts_ptr + sequence + 1) - start
+    context_len = tl.load(context_lens_ptr + sequence).to(tl.int32)
+    tl.device_assert((query_len >= 0) & (query_len <= context_len), "a chunk beyond its context")
+    # The tiles that see most come first, so that no long one is left over at the end.
+    first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * ROWS
+    num_rows = query_len * group
+    tl.device_assert(num_rows <= tl.num_programs(1) * ROWS, "a chunk longer than max_query_len")
+    if first_row >= num_rows:
+        return
+
+    # Rows past the last one attend like it, and are not stored.
+    row = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1)
+    token = row // group
+    head = kv_head * group + row - token * group
+    position = context_len - query_len + token
+    columns = tl.arange(0, BLOCK)[None, :]
+    is_column = columns < size
+    token = (start + token).to(tl.int64)
+    rows = token * query_token_stride + head.to(tl.int64) * query_head_stride
+    is_query = (row >= 0)[:, None] & is_column
+    query = tl.load(query_ptr + rows[:, None] + columns, mask=is_query, other=0.0)
+
+    # In tiles of keys: all rows see those from `begin` to `whole`, some see those up to `end`.
+    first = context_len - query_len + first_row // group
+    last = context_len - query_len + (tl.minimum(first_row + ROWS, num_rows) - 1) // group
+    begin, whole, end = 0, (first + 1) // TOKENS, last // TOKENS + 1
+    if WINDOWED:
+        begin = tl.maximum(first + 1 - window, 0) // TOKENS
+        whole = begin
+
+    token_stride = kv_heads * size
+    key = tl.arange(0, TOKENS)
+    lanes = key[:, None] * token_stride + kv_head * size + columns
+    table = block_tables_ptr + sequence * max_blocks
+    scale = scale * LOG2E
+    attended = tl.zeros([ROWS, BLOCK], tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    peak = tl.full([ROWS], LOWEST, tl.float32)
+    for tile in range(begin, whole):
+        offset = place(table, tile, blocks, TOKENS) * token_stride
+        keys = tl.load(key_cache_ptr + offset + lanes, mask=is_column, other=0.0)
+        values = tl.load(value_cache_ptr + offset + lanes, mask=is_column, other=0.0)
+        attended, total, peak = attend(
+            query, keys, values, None, attended, total, peak, scale, HIDES=False
+        )
+    for tile in range(whole, end):
+        offset = place(table, tile, blocks, TOKENS) * token_stride
+        ahead = tile * TOKENS + key[None, :] - position[:, None]
+        hidden = ahead > 0
+        if WINDOWED:
+            hidden = hidden | (ahead <= -window)
+        is_seen = is_column & (tile * TOKENS + key <= last)[:, None]
+        # What lies beyond may be NaN, and zero times NaN is NaN.
+        keys = tl.load(key_cache_ptr + offset + lanes, mask=is_seen, other=0.0)
+        values = tl.load(value_cache_ptr + offset + lanes, mask=is_seen, other=0.0)
+        attended, total, peak = attend(
+            query, keys, values, hidden, attended, total, peak, scale, HIDES=True
+        )
+
+    attended = (attended / total[:, None]).to(out_ptr.dtype.element_ty)
+    stored = (token * kv_heads * group + head) * size
+    is_row = first_row + tl.arange(0, ROWS) < num_rows
+    tl.store(out_ptr + stored[:, None] + columns, attended, mask=is_row[:, None] & is_column)
