@@ -13,10 +13,10 @@ import triton.language as tl
 from kernels.kernel import kernel, variants
 from kernels.paged_prefill.reference import BLOCK_SIZE, CONTRACT, METAS
 
-# What models are served in; any other form is compiled when it is asked for.
+# The forms of the models that are served; another one is compiled when it is asked for.
 BUNDLED = variants(
     {"query": (torch.bfloat16,)},
-    [{**meta, "WINDOWED": windowed} for meta in METAS for windowed in (0, 1)],
+    [{**meta, "WINDOWED": windowed} for meta in METAS[:2] for windowed in (0, 1)],
     aligned=(True,),
 )
 LOG2E = tl.constexpr(1.4426950408889634)
