@@ -12,10 +12,12 @@ from kernels.image.lines.api import line_runs, projections
 from kernels.image.resize.api import resize_normalise
 from kernels.kv_append.api import kv_append
 from kernels.launch import Grid, Launcher, launching
+from kernels.paged_decode.api import paged_decode
 from kernels.paged_prefill.api import paged_prefill
 from kernels.rms_norm.api import rms_norm
 from kernels.rotary.api import rotary
 from kernels.silu_mul.api import silu_mul
+from tests.kernels.contexts import paged
 
 Calls = Mapping[str, Callable[[], object]]
 
@@ -29,6 +31,10 @@ def small_calls(device: str = "cuda") -> Calls:
     for head_dim in (64, 96):
         calls |= {
             f"{name} {head_dim}": call for name, call in prefill_calls(head_dim, device).items()
+        }
+    for head_dim in (80, 128):
+        calls |= {
+            f"{name} {head_dim}": call for name, call in attention_calls(head_dim, device).items()
         }
     for height, width in ((61, 47), (64, 48)):
         calls |= {
@@ -68,6 +74,15 @@ def prefill_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]
     return {
         "paged_prefill": lambda: paged_prefill(*chunks),
         "paged_prefill, windowed": lambda: paged_prefill(*chunks, 65, 70),
+    }
+
+
+def attention_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
+    query = torch.randn(3, 6, head_dim, dtype=torch.bfloat16, device=device)
+    contexts = [each.to(device) for each in paged([0, 70, 200], 2, head_dim, dtype=query.dtype)]
+    return {
+        "paged_decode": lambda: paged_decode(query, *contexts, 0.1),
+        "paged_decode, window": lambda: paged_decode(query, *contexts, 0.1, 75, deterministic=True),
     }
 
 
