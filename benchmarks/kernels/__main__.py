@@ -19,6 +19,7 @@ import torch
 
 from benchmarks.command import Progress, table
 from benchmarks.errors import BenchmarkError, GateRed
+from benchmarks.kernels.attention import ATTENTION_KNOBS, attention_cases
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
 from benchmarks.kernels.language import language_cases
@@ -74,7 +75,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _cases(only: Sequence[str] | None) -> Iterator[Case]:
-    for case in (*language_cases(), *image_cases()):
+    for case in (*language_cases(), *attention_cases(), *image_cases()):
         if only is None or case.name.partition(",")[0] in only:
             yield case
 
@@ -89,7 +90,7 @@ def _measure(only: Sequence[str] | None, progress: Progress) -> Iterator[Row]:
 
 def _tune(only: Sequence[str] | None, progress: Progress) -> None:
     ceiling = copy_bytes_per_us()
-    knobs = KNOBS | IMAGE_KNOBS
+    knobs = KNOBS | ATTENTION_KNOBS | IMAGE_KNOBS
     for case in _cases(only):
         if case.name in knobs:
             print(tune(case, knobs[case.name], ceiling, progress), flush=True)

@@ -5,22 +5,24 @@ from collections.abc import Mapping
 
 import pytest
 
+from benchmarks.kernels.attention import ATTENTION_KNOBS, attention_cases
 from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
 from benchmarks.kernels.language import language_cases
 from benchmarks.kernels.measure import COMPILED, rows_of
 from benchmarks.kernels.tune import KNOBS
 from kernels.registry import all_kernels
 
-CASES = {case.name: case for case in (*language_cases(), *image_cases())}
-ALL_KNOBS = KNOBS | IMAGE_KNOBS
+ALL_CASES = [*language_cases(), *attention_cases(), *image_cases()]
+CASES = {case.name: case for case in ALL_CASES}
+ALL_KNOBS = KNOBS | ATTENTION_KNOBS | IMAGE_KNOBS
 
 
 def test_every_case_has_a_name_of_its_own() -> None:
-    assert len(CASES) == len([*language_cases(), *image_cases()])
+    assert len(CASES) == len(ALL_CASES)
 
 
 def test_the_promised_cases_are_there_and_large() -> None:
-    for name in ("rms_norm", "silu_mul", "kv_append", "grey", "resize", "sauvola"):
+    for name in ("rms_norm", "silu_mul", "kv_append", "attn_b32_8k", "grey", "resize", "sauvola"):
         assert CASES[name].is_large
         assert CASES[name].num_bytes >= 64e6
 
@@ -51,6 +53,7 @@ def test_rows_carry_their_bars(monkeypatch: pytest.MonkeyPatch) -> None:
         return [(row.metric, row.peer, row.floor) for row in rows if row.floor is not None]
 
     assert bars("grey") == [("time", COMPILED, 4.6)]
+    assert bars("attn_b1_128k") == [("time", COMPILED, pytest.approx(153.3, abs=0.1))]
     assert bars("rms_norm") == [
         ("time", COMPILED, 1.0),
         ("share of the copy ceiling", None, 0.85),
