@@ -42,6 +42,7 @@ def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
         dtype=settings.dtype,
         max_model_len=settings.max_model_len,
         num_threads=settings.num_threads,
+        attention_backend=settings.attention_backend,
         cache=CacheConfig(
             kv_cache_bytes=int(settings.kv_cache_gib * (1 << 30)),
             enable_prefix_cache=settings.enable_prefix_cache,

@@ -17,6 +17,7 @@ from engine.execution.attention import ReferenceAttention
 from engine.execution.kv_tensors import KVTensors, block_bytes, num_blocks_for
 from engine.execution.model_runner import ModelRunner
 from engine.execution.sampler import Sampler
+from engine.execution.triton_attention import TritonAttention
 from engine.models.decoder import build_decoder
 from engine.models.model_config import ModelConfig
 from engine.models.shard import shard_of
@@ -29,6 +30,10 @@ from engine.ranks.plan_ring import PlanReader, PlanRing, ring_capacity
 from engine.scheduling.scheduler import Scheduler
 
 CACHE_LAYOUT_VERSION = 1  # counts up when the same tokens get different bytes in a block
+ATTENTION_BACKENDS: dict[str, type[TritonAttention] | type[ReferenceAttention]] = {
+    "triton": TritonAttention,
+    "torch": ReferenceAttention,
+}
 _NUM_SAMPLED_PAGES, _PAGE_BYTES = 64, 4096
 
 
@@ -75,6 +80,7 @@ def build_model_runner(
             "a cold tier keeps blocks of the prefix cache, which is off; "
             "turn on enable_prefix_cache or leave the cold tier out"
         )
+    attention = attention_backend(config)
     torch.set_num_threads(config.num_threads)
     model = ModelConfig.from_folder(config.model_path)
     local = shard_of(model, ranks).local
@@ -83,7 +89,7 @@ def build_model_runner(
     num_blocks = ranks.minimum(_num_blocks(config, local, dtype))
     weights = load_weights(config.model_path, model, dtype, config.device, ranks)
     kv = KVTensors.allocate(local, num_blocks, config.cache.block_size, dtype, weights.device)
-    backend = ReferenceAttention(kv, model.sliding_windows, scale=model.head_dim**-0.5)
+    backend = attention(kv, model.sliding_windows, scale=model.head_dim**-0.5)
     return ModelRunner(build_decoder(model, weights, ranks), kv, backend, Sampler(), cold_tier)
 
 
@@ -103,6 +109,19 @@ def _engine_over(
         vocab_size=runner.model_config.vocab_size,
         check_integrity=config.check_integrity,
     )
+
+
+def attention_backend(config: EngineConfig) -> type[TritonAttention] | type[ReferenceAttention]:
+    """Raises EngineError."""
+    name = config.attention_backend
+    if name == "auto":
+        name = "triton" if config.device.startswith("cuda") else "torch"
+    if name not in ATTENTION_BACKENDS:
+        names = ", ".join(ATTENTION_BACKENDS)
+        raise EngineError(
+            f"attention_backend must be one of auto, {names}, got {name!r}; correct it"
+        )
+    return ATTENTION_BACKENDS[name]
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

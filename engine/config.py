@@ -27,12 +27,15 @@ class SchedulerConfig:
 class EngineConfig:
     """`dtype` "auto" takes the checkpoint's; on CPU that becomes float32 (exact, and as fast).
 
-    `max_model_len` None takes the checkpoint's context length.
+    `max_model_len` None takes the checkpoint's context length. `attention_backend`: "triton" for
+    the kernels (on a CPU tensor: their references), "torch" for plain PyTorch, "auto" for the
+    kernels on a GPU and PyTorch on a CPU.
     """
 
     model_path: Path
     device: str = "cpu"
     dtype: str = "auto"
+    attention_backend: str = "auto"
     max_model_len: int | None = None
     num_threads: int = 1
     cache: CacheConfig = field(default_factory=CacheConfig)

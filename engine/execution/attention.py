@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -25,8 +25,10 @@ class AttentionMetadata:
 
 
 class AttentionBackend(Protocol):
-    def prepare(self, inputs: ModelInputs) -> AttentionMetadata:
-        """Once a step, before the first layer."""
+    """`metadata` is a backend's own: what all layers of a step share."""
+
+    def prepare(self, inputs: ModelInputs) -> Any:
+        """The metadata, once a step, before the first layer."""
 
     def attend(
         self,
@@ -34,7 +36,7 @@ class AttentionBackend(Protocol):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        metadata: AttentionMetadata,
+        metadata: Any,
     ) -> torch.Tensor:
         """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
         head_dim] -> like query. Stores key and value first: a token sees itself."""

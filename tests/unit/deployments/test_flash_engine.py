@@ -1,12 +1,13 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from cluster.placement import RankResources, bundle_of, engine_bundles
 from deployments.cold_store import ColdStoreLimits
 from deployments.config import EngineSettings
 from deployments.errors import ConfigError
-from deployments.flash_engine import cold_limits, engine_deployment
+from deployments.flash_engine import cold_limits, engine_config, engine_deployment
 
 
 @pytest.fixture
@@ -40,6 +41,14 @@ def test_what_depends_on_the_device():
     assert (on_cpu.num_gpus_per_rank, on_cpu.stall_timeout_s) == (0, 60)
     told = EngineSettings(device="cuda", gpus_per_rank=0.5, step_timeout_s=33)
     assert (told.num_gpus_per_rank, told.stall_timeout_s) == (0.5, 33)
+
+
+def test_the_engine_is_told_its_attention_backend():
+    assert engine_config("model", EngineSettings()).attention_backend == "auto"
+    told = EngineSettings(attention_backend="triton")
+    assert engine_config("model", told).attention_backend == "triton"
+    with pytest.raises(ValidationError, match="attention_backend"):
+        EngineSettings(attention_backend="flash")
 
 
 def test_the_cold_store_gets_its_limits_or_does_not_exist():

@@ -1,0 +1,120 @@
+"""Attention by the kernels, over the block tables: nothing is gathered and no mask is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from engine.errors import EngineError
+from engine.execution.inputs import ModelInputs, QuerySpan
+from engine.execution.kv_tensors import KVTensors
+from kernels.kv_append.api import kv_append
+from kernels.paged_decode.api import paged_decode
+from kernels.paged_prefill.api import paged_prefill
+
+BLOCK_SIZE = 64
+HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 256
+
+
+@dataclass(frozen=True, slots=True)
+class PagedRows:
+    """Sequences that attend in one launch: one token each, or a chunk each.
+
+    block_tables [num_sequences, max_num_blocks] and context_lens [num_sequences] int64;
+    query_starts [num_sequences + 1] int32: where the chunks begin among these rows.
+    """
+
+    rows: slice
+    block_tables: torch.Tensor
+    context_lens: torch.Tensor
+    query_starts: torch.Tensor
+    max_query_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagedMetadata:
+    """What all layers of a step share. The decodes' rows come before the chunks'."""
+
+    slot_mapping: torch.Tensor
+    decodes: PagedRows | None
+    chunks: PagedRows | None
+
+
+class TritonAttention:
+    """Two launches a layer at most, whatever the batch. The host never waits for the device."""
+
+    def __init__(self, kv: KVTensors, windows: Iterable[int | None], scale: float) -> None:
+        """`windows` of the layers in order: keys a query sees, None for all. Raises EngineError."""
+        if kv.block_size != BLOCK_SIZE:
+            raise EngineError(
+                f"attention_backend triton needs blocks of {BLOCK_SIZE} tokens, block_size is "
+                f"{kv.block_size}; leave it at {BLOCK_SIZE} or choose attention_backend torch"
+            )
+        head_dim = kv.block_shape[-1]
+        if head_dim % HEAD_DIM_STEP or head_dim > MAX_HEAD_DIM:
+            raise EngineError(
+                f"attention_backend triton needs a head_dim that {HEAD_DIM_STEP} divides, at most "
+                f"{MAX_HEAD_DIM}, this model's is {head_dim}; choose attention_backend torch"
+            )
+        self._kv = kv
+        self._windows = tuple(windows)
+        self._scale = scale
+
+    def prepare(self, inputs: ModelInputs) -> PagedMetadata:
+        decodes = [span for span in inputs.spans if span.query_len == 1]
+        chunks = [span for span in inputs.spans if span.query_len > 1]
+        assert inputs.spans[: len(decodes)] == tuple(decodes), "single tokens come first"
+        return PagedMetadata(inputs.slot_mapping, _rows_of(decodes), _rows_of(chunks))
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        metadata: PagedMetadata,
+    ) -> torch.Tensor:
+        caches = self._kv.keys[layer], self._kv.values[layer]
+        kv_append(key, value, *caches, metadata.slot_mapping)
+        window, attended = self._windows[layer], []
+        if (decodes := metadata.decodes) is not None:
+            tables = decodes.block_tables, decodes.context_lens
+            attended.append(
+                paged_decode(query[decodes.rows], *caches, *tables, self._scale, window)
+            )
+        if (chunks := metadata.chunks) is not None:
+            tables = chunks.block_tables, chunks.context_lens
+            attended.append(
+                paged_prefill(
+                    query[chunks.rows],
+                    chunks.query_starts,
+                    *caches,
+                    *tables,
+                    self._scale,
+                    window,
+                    chunks.max_query_len,
+                )
+            )
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+
+def _rows_of(spans: Items[QuerySpan]) -> PagedRows | None:
+    """The spans as one; shorter tables are padded with block 0, which is never read."""
+    if not spans:
+        return None
+    width = max(span.block_tables.shape[1] for span in spans)
+    tables = [F.pad(each.block_tables, (0, width - each.block_tables.shape[1])) for each in spans]
+    starts = [0]
+    for span in spans:
+        starts += [starts[-1] + span.query_len * each for each in range(1, span.num_sequences + 1)]
+    return PagedRows(
+        slice(spans[0].rows.start, spans[-1].rows.stop),
+        torch.cat(tables),
+        torch.cat([span.context_lens for span in spans]),
+        torch.tensor(starts, dtype=torch.int32, device=tables[0].device),
+        max(span.query_len for span in spans),
+    )
