@@ -29,8 +29,8 @@ ATTENTION_KNOBS = {
     "attn_b1_128k": Knob("kernels.paged_decode.reference", "METAS", FORMS),
     "attn_b8_8k": Knob(
         "kernels.paged_decode.reference",
-        "MERGE_META",
-        grid(COLUMNS=(32, 64, 128), SPLITS=(8, 16, 32), num_warps=(1, 2, 4)),
+        "MERGE_META_OF_MANY",
+        grid(COLUMNS=(32, 64, 128), SPLITS=(16, 32, 64), num_warps=(1, 2, 4)),
     ),
 }
 

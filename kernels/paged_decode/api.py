@@ -10,7 +10,7 @@ from kernels.metas import Meta, narrowest
 from kernels.paged_decode import reference
 from kernels.paged_decode.splits import Splits, fitting_splits, fixed_splits
 
-NUM_SMS_WITHOUT_A_GPU = 16
+NUM_SMS_WITHOUT_A_GPU = 40
 
 _launch = Launcher(reference.CONTRACT, "kernels.paged_decode.kernel:paged_decode_kernel")
 _launch_merge = Launcher(
@@ -116,7 +116,9 @@ def _attend(
     _launch(grid, *arguments, **reference.launched(meta))
 
     out, lse = query.new_empty(query.shape), partial.new_empty(query.shape[:2])
-    merge = reference.MERGE_META
+    # By `most`, which of fixed splits is a constant: the order of a sum is part of its bits.
+    is_few = splits.most <= reference.FEW_SPLITS
+    merge = reference.MERGE_META_OF_FEW if is_few else reference.MERGE_META_OF_MANY
     grid = (num_sequences * heads, cdiv(head_dim, merge["COLUMNS"]), 1)
     results = (partial, partial_lse, context_lens, out, lse)
     _launch_merge(grid, *results, heads, splits.count, head_dim, meta["TILE"], *cut, **merge)

@@ -14,7 +14,8 @@ from kernels.paged_decode.reference import (
     CONTRACT,
     FP32_METAS,
     MERGE_CONTRACT,
-    MERGE_META,
+    MERGE_META_OF_FEW,
+    MERGE_META_OF_MANY,
     METAS,
     launched,
 )
@@ -129,7 +130,10 @@ def paged_decode_kernel(
     tl.store(partial_lse_ptr + place, greatest + tl.log2(total), mask=in_group < group)
 
 
-@kernel(contract=MERGE_CONTRACT, variants=variants({"out": FLOATS}, [MERGE_META], aligned=[True]))
+@kernel(
+    contract=MERGE_CONTRACT,
+    variants=variants({"out": FLOATS}, [MERGE_META_OF_FEW, MERGE_META_OF_MANY], aligned=[True]),
+)
 def paged_decode_merge_kernel(
     partial_ptr,
     partial_lse_ptr,

@@ -63,8 +63,11 @@ FP32_METAS = (
     {"BLOCK": 128, "TILE": 16, "num_warps": 4, "num_stages": 2, "programs_per_sm": 2},
     {"BLOCK": 256, "TILE": 16, "num_warps": 4, "num_stages": 2, "programs_per_sm": 2},
 )
-# A program merges COLUMNS of one head, SPLITS partial results at a time.
-MERGE_META = {"COLUMNS": 64, "SPLITS": 16, "num_warps": 1}
+# A program merges COLUMNS of one head, SPLITS partial results at a time: of few splits there are
+# many heads, and of many few.
+FEW_SPLITS = 8
+MERGE_META_OF_FEW = {"COLUMNS": 128, "SPLITS": FEW_SPLITS, "num_warps": 1}
+MERGE_META_OF_MANY = {"COLUMNS": 32, "SPLITS": 64, "num_warps": 4}
 
 
 def launched(meta: Mapping[str, int]) -> dict[str, int]:

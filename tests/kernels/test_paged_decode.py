@@ -128,6 +128,13 @@ def test_splits_merge_to_the_same(most: int, monkeypatch: pytest.MonkeyPatch) ->
     assert_right(normal(2, 2, 16), *paged([200, 33], 1, 16), 0.3, 75)
 
 
+def test_many_splits_merge_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernels.paged_decode.api.fitting_splits", lambda *_: Splits(40, 40, 1))
+    meta = {"COLUMNS": 16, "SPLITS": 4, "num_warps": 1}
+    monkeypatch.setattr(reference, "MERGE_META_OF_MANY", meta)
+    assert_right(normal(1, 2, 48), *paged([330], 1, 48), 0.3)
+
+
 def test_scores_far_apart_do_not_overflow() -> None:
     key_cache, *others = paged([200], 1, 16)
     assert_right(200 * normal(1, 2, 16), 3 * key_cache, *others, 1.0)

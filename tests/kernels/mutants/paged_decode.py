@@ -17,9 +17,9 @@ from tests.kernels.mutants.mutant import DIFFERS, Mutant, Op
 
 def many_splits() -> tuple[Any, ...]:
     """So many that they are merged in two steps, and the greatest score is in the second."""
-    key_cache, value_cache, tables, lengths = paged([1100], 1, 16)
-    key_cache[tables[0, 17]] *= 4
-    return normal(1, 2, 16), key_cache, value_cache, tables, lengths, 0.3
+    key_cache, value_cache, tables, lengths = paged([64 * 65 + 1], 1, 16)
+    key_cache[tables[0, 65]] *= 9
+    return normal(1, 1, 16), key_cache, value_cache, tables, lengths, 0.3
 
 
 OP = Op(
@@ -30,9 +30,9 @@ OP = Op(
         "unequal lengths": lambda: (normal(3, 6, 48), *paged([200, 0, 64], 2, 48), 0.2),
         "a window": lambda: (normal(2, 2, 16), *paged([150, 40], 1, 16), 0.3, 75),
         "a large group": lambda: (normal(1, 36, 16), *paged([20], 2, 16), 0.3),
-        "wide heads": lambda: (normal(1, 2, 80), *paged([70], 1, 80), 0.3),
-        "many splits": many_splits,
+        "wide heads": lambda: (normal(1, 2, 144), *paged([70], 1, 144), 0.1),
         "part of a projection": lambda: (normal(2, 8, 16)[:, 2:4], *paged([70, 65], 1, 16), 0.3),
+        "many splits": many_splits,
     },
     rtol=2e-6,
     atol=2e-6,
