@@ -9,8 +9,9 @@ from kernels.checked_interpreter import assert_equals_reference, checked
 from kernels.errors import ContractError, DeviceAssertion, Uninitialised
 from kernels.paged_prefill import reference
 from kernels.paged_prefill.api import paged_prefill
+from tests.kernels.contexts import normal, paged
 from tests.kernels.launches import assert_bundled
-from tests.kernels.paged_chunks import chunks, normal, paged_cache, starts_of
+from tests.kernels.paged_chunks import chunks, starts_of
 from tests.kernels.tolerances import ATTENTION, DTYPES, ROUNDINGS
 
 LAYOUTS = {
@@ -37,23 +38,22 @@ def assert_equals(arguments: tuple[object, ...], dtype: torch.dtype = torch.floa
 @pytest.mark.parametrize("window", [None, 1, 40, 64, 1000])
 def test_the_specification_is_masked_attention(window: int | None) -> None:
     query_lens, context_lens = [5, 70, 1], [5, 150, 64]
-    plain, *paged = paged_cache(context_lens, 2, 8, torch.float32)
+    *caches, tables, lens = paged(context_lens, 2, 8)
     query = normal(sum(query_lens), 6, 8)
-    starts = starts_of(query_lens)
 
-    lens = torch.tensor(context_lens)
-    attended = paged_prefill(query, starts, *paged, lens, 0.4, window)
+    attended = paged_prefill(query, starts_of(query_lens), *caches, tables, lens, 0.4, window)
 
-    for rows, query_len, (keys, values) in zip(
-        query.split(query_lens), query_lens, plain, strict=True
+    for rows, came, table, context_len in zip(
+        query.split(query_lens), attended.split(query_lens), tables, context_lens, strict=True
     ):
-        is_seen = torch.ones(query_len, len(keys), dtype=torch.bool)
-        is_seen = is_seen.tril(len(keys) - query_len)
+        own = table[: -(-context_len // 64)]
+        keys, values = (cache[own].flatten(0, 1)[:context_len] for cache in caches)
+        is_seen = torch.ones(len(rows), context_len, dtype=torch.bool)
+        is_seen = is_seen.tril(context_len - len(rows))
         if window is not None:
-            is_seen = is_seen.triu(len(keys) - query_len - window + 1)
+            is_seen = is_seen.triu(context_len - len(rows) - window + 1)
         wide = (each.double().transpose(0, 1) for each in (rows, keys, values))
         expected = F.scaled_dot_product_attention(*wide, is_seen, scale=0.4, enable_gqa=True)
-        came, attended = attended[:query_len], attended[query_len:]
         torch.testing.assert_close(came.double(), expected.transpose(0, 1), rtol=1e-5, atol=1e-6)
 
 
@@ -105,12 +105,12 @@ def test_cuts_and_company_do_not_change_a_bit(
     dtype: torch.dtype, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(np, "matmul", product_by_rows)
-    _, *paged, tables = paged_cache([150, 20], 2, 16, dtype)
+    *caches, tables, _ = paged([150, 20], 2, 16, dtype=dtype)
     query = normal(150, 6, 16, dtype=dtype)
 
     def attend(query_lens: list[int], ends: list[int], which: list[int]) -> torch.Tensor:
         rows = [query[end - length : end] for length, end in zip(query_lens, ends, strict=True)]
-        arguments = (torch.cat(rows), starts_of(query_lens), *paged, tables[which])
+        arguments = (torch.cat(rows), starts_of(query_lens), *caches, tables[which])
         with checked():
             return paged_prefill(*arguments, torch.tensor(ends), 0.3, window)
 

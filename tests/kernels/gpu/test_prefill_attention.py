@@ -6,8 +6,9 @@ import torch
 
 from kernels.paged_prefill import reference
 from kernels.paged_prefill.api import paged_prefill
+from tests.kernels.contexts import normal, paged
 from tests.kernels.gpu.compare import assert_gpu_equals_reference, on_gpu
-from tests.kernels.paged_chunks import chunks, normal, paged_cache, starts_of
+from tests.kernels.paged_chunks import chunks, starts_of
 from tests.kernels.tolerances import ATTENTION, DTYPES, ROUNDINGS
 
 pytestmark = pytest.mark.gpu
@@ -50,13 +51,13 @@ def test_heads(heads: tuple[int, int], head_dim: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 500])
 def test_cuts_and_company_do_not_change_a_bit(window: int | None, dtype: torch.dtype) -> None:
-    _, *caches, tables = paged_cache([1500, 300], 2, 128, dtype)
+    *caches, tables, _ = paged([1500, 300], 2, 128, dtype=dtype)
     query = normal(1500, 8, 128, dtype=dtype)
 
     def attend(query_lens: list[int], ends: list[int]) -> torch.Tensor:
         rows = [query[end - length : end] for length, end in zip(query_lens, ends, strict=True)]
-        paged = (*caches, tables[: len(ends)], torch.tensor(ends))
-        arguments = (torch.cat(rows), starts_of(query_lens), *paged)
+        contexts = (*caches, tables[: len(ends)], torch.tensor(ends))
+        arguments = (torch.cat(rows), starts_of(query_lens), *contexts)
         return paged_prefill(*on_gpu(arguments), 0.1, window)
 
     whole = attend([1500], [1500])
