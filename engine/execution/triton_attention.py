@@ -45,7 +45,7 @@ class PagedMetadata:
 
 
 class TritonAttention:
-    """Two launches a layer at most, whatever the batch. The host never waits for the device."""
+    """A layer costs the same few launches whatever the batch, and none of them waits."""
 
     def __init__(self, kv: KVTensors, windows: Iterable[int | None], scale: float) -> None:
         """`windows` of the layers in order: keys a query sees, None for all. Raises EngineError."""
