@@ -6,6 +6,7 @@ import torch
 
 from kernels.checked_interpreter import assert_equals_reference, checked
 from kernels.errors import ContractError, DeviceAssertion
+from kernels.launch import cdiv
 from kernels.paged_decode import reference
 from kernels.paged_decode.api import paged_decode, paged_decode_lse
 from kernels.paged_decode.splits import FIXED_MOST, Splits, fitting_splits, fixed_splits
@@ -244,6 +245,19 @@ def test_fixed_splits_know_nothing_of_the_batch() -> None:
     assert fixed_splits(131072, 32) == Splits(FIXED_MOST, FIXED_MOST, 8)
     assert fixed_splits(1024, 32) == Splits(4, FIXED_MOST, 8)
     assert fixed_splits(0, 32) == Splits(1, FIXED_MOST, 8)
+
+
+@pytest.mark.parametrize("tile", [16, 64])
+@pytest.mark.parametrize("window", [1, 33, 1000, reference.ALL_TOKENS])
+def test_a_grid_has_every_split_of_any_context(window: int, tile: int) -> None:
+    for greatest in range(0, 20000, 1711):
+        seen = min(greatest, window + tile)
+        for splits in (fixed_splits(seen, tile), fitting_splits(seen, tile, 24, 1056)):
+            for context_len in range(greatest + 1):
+                first = max(context_len - window, 0) // tile
+                num_tiles = cdiv(context_len, tile) - first
+                tiles = max(splits.min_tiles, cdiv(num_tiles, splits.most))
+                assert cdiv(num_tiles, tiles) <= splits.count
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
