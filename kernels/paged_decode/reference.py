@@ -56,7 +56,7 @@ ROWS = 16  # query heads of one KV head that a program takes, as few as a matrix
 # programs_per_sm of them at once, by their registers; only the host's plan knows that.
 METAS = (
     {"BLOCK": 64, "TILE": 32, "num_warps": 1, "num_stages": 3, "programs_per_sm": 8},
-    {"BLOCK": 128, "TILE": 32, "num_warps": 1, "num_stages": 3, "programs_per_sm": 8},
+    {"BLOCK": 128, "TILE": 32, "num_warps": 2, "num_stages": 5, "programs_per_sm": 4},
     {"BLOCK": 256, "TILE": 32, "num_warps": 2, "num_stages": 2, "programs_per_sm": 4},
 )
 FP32_METAS = (
