@@ -17,10 +17,15 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """`max_num_batched_tokens` bounds the tokens of one step, decode and prefill together."""
+    """`max_num_batched_tokens` bounds the tokens of one step, decode and prefill together.
+
+    `itl_budget_ms` bounds the predicted time of a step with decodes in it, by smaller prefill
+    chunks; the oldest prefill still gets a block a step. None: the tokens are the only bound.
+    """
 
     max_num_sequences: int = 64
     max_num_batched_tokens: int = 256
+    itl_budget_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,11 +147,13 @@ class Engine:
         if self._check_integrity:
             self._scheduler.check_integrity()
         self._count(outputs, batch)
+        step_s = self._clock() - started_s
+        self._scheduler.observe(batch, step_s)
         self._stats = self._measure(
             batch.num_batched_tokens - num_decode_tokens,
             num_decode_tokens,
             len(batch.preempted),
-            (self._clock() - started_s) * 1e3,
+            step_s * 1e3,
         )
         return StepOutput(outputs, self._stats)
 

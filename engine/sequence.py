@@ -35,6 +35,7 @@ class Sequence:
     cache_salt: bytes = b""
     priority: int = 0  # smaller runs first
     arrival_index: int = 0  # dense order of arrival: age without a clock
+    arrival_s: float = 0.0  # on the scheduler's clock, which runs while steps do
     status: SequenceStatus = SequenceStatus.WAITING
     finish_reason: FinishReason | None = None
     block_table: list[int] = field(default_factory=list)

@@ -1,48 +1,13 @@
-"""Who computes prompt tokens in this step, how many, and who may join the running sequences.
-
-Short prompts pass long ones, and nobody starves: the oldest gets at least half of every budget.
-"""
+"""Who computes prompt tokens in this step, and who may join the running sequences."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from engine.cache.block_allocator import BlockAllocator
 from engine.cache.spill import Restores
 from engine.scheduling.batch import ScheduledSequence
+from engine.scheduling.budget import Candidate, PrefillBudget
 from engine.scheduling.decode import age
 from engine.sequence import Sequence, SequenceStatus
-
-
-@dataclass(slots=True)
-class TokenBudget:
-    """Prompt tokens that one step may still compute. Made for the step, gone with it."""
-
-    num_left: int
-
-    def share(self, wanted: list[int]) -> list[int]:
-        """Tokens for each sequence; `wanted` is sorted by age, oldest first.
-
-        The oldest gets half, the rest goes to whoever is nearest to the end of its prompt.
-        """
-        granted = [0] * len(wanted)
-        if wanted:
-            granted[0] = self._take(min(wanted[0], -(-self.num_left // 2)))
-        for index in sorted(range(len(wanted)), key=lambda index: wanted[index] - granted[index]):
-            granted[index] += self._take(wanted[index] - granted[index])
-        return granted
-
-    def _take(self, num_wanted: int) -> int:
-        num_taken = min(num_wanted, self.num_left)
-        self.num_left -= num_taken
-        return num_taken
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A running sequence in its prefill, or a waiting one that can be admitted."""
-
-    sequence: Sequence
-    num_wanted: int  # tokens to compute until it decodes, cached and restored ones off
 
 
 def find_prefilling(running: Iterable[Sequence]) -> list[Candidate]:
@@ -87,15 +52,17 @@ def find_admissible(
 
 
 def plan_prefills(
-    candidates: list[Candidate], budget: TokenBudget, allocator: BlockAllocator, restores: Restores
+    candidates: list[Candidate],
+    budget: PrefillBudget,
+    allocator: BlockAllocator,
+    restores: Restores,
 ) -> list[ScheduledSequence]:
     """Share the budget out, admit the waiting candidates that get some of it, allocate the blocks
     of each chunk. A running prefill whose blocks went to decodes gets what is left of the pool.
     """
     scheduled = []
     candidates = sorted(candidates, key=lambda candidate: age(candidate.sequence))
-    shares = budget.share([candidate.num_wanted for candidate in candidates])
-    for candidate, num_granted in zip(candidates, shares, strict=True):
+    for candidate, num_granted in zip(candidates, budget.share(candidates), strict=True):
         sequence = candidate.sequence
         if num_granted and sequence.status is SequenceStatus.WAITING:
             _admit(sequence, allocator, restores)

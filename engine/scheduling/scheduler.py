@@ -1,6 +1,7 @@
 """Every sequence of the engine from arrival to last token: who waits, who runs, what comes next."""
 
 from bisect import insort
+from math import inf
 
 from engine.cache.block_allocator import BlockAllocator
 from engine.cache.block_hash import extend_chain, root_hash
@@ -16,14 +17,10 @@ from engine.errors import (
 )
 from engine.outputs import SampledTokens, SequenceOutput, TokenLogprobs
 from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
+from engine.scheduling.budget import Candidate, PrefillBudget, TimeBudget, TokenBudget
+from engine.scheduling.cost_model import CostModel, shape_of
 from engine.scheduling.decode import age, plan_decodes
-from engine.scheduling.prefill import (
-    Candidate,
-    TokenBudget,
-    find_admissible,
-    find_prefilling,
-    plan_prefills,
-)
+from engine.scheduling.prefill import find_admissible, find_prefilling, plan_prefills
 from engine.sequence import FinishReason, Sequence, SequenceStatus
 
 
@@ -32,7 +29,8 @@ class Scheduler:
     `prepare`, which touches nothing but its argument.
 
     `address` names the model and the format of its cache; it salts every block hash. With a cold
-    tier behind `restores`, plans say what to spill and to restore.
+    tier behind `restores`, plans say what to spill and to restore. `costs` may know the device
+    already; it is used with an `itl_budget_ms` only, and learns from `observe`.
     Raises CacheTooSmall when the pool could not finish a single longest sequence.
     """
 
@@ -43,6 +41,7 @@ class Scheduler:
         max_model_len: int,
         address: bytes,
         restores: Restores | None = None,
+        costs: CostModel | None = None,
     ) -> None:
         _check_capacity(allocator, max_model_len)
         _check_limits(scheduler_config)
@@ -52,6 +51,8 @@ class Scheduler:
         self._address = address
         self._has_cold_tier = restores is not None
         self._restores = restores or Restores()
+        self._costs = costs or CostModel()
+        self._now_s = 0.0  # the steps so far, end to end
         self._waiting: list[Sequence] = []  # both sorted by age
         self._running: list[Sequence] = []
         self._sequences: dict[str, Sequence] = {}
@@ -101,6 +102,7 @@ class Scheduler:
                 f"sequence {sequence.seq_id} is already in the engine; choose a new id or abort it"
             )
         sequence.arrival_index = self._num_arrivals
+        sequence.arrival_s = self._now_s
         self._num_arrivals += 1
         self._sequences[sequence.seq_id] = sequence
         insort(self._waiting, sequence, key=age)
@@ -130,7 +132,7 @@ class Scheduler:
         arrivals = [] if preempted else self._find_arrivals()
         prefills = plan_prefills(
             find_prefilling(self._running) + arrivals,
-            TokenBudget(self._config.max_num_batched_tokens - len(decodes)),
+            self._budget_beside(decodes),
             self._allocator,
             self._restores,
         )
@@ -145,6 +147,12 @@ class Scheduler:
             evicted if self._has_cold_tier else (),
             self._restores.take_placed(),
         )
+
+    def observe(self, batch: ScheduledBatch, seconds: float) -> None:
+        """The step of `batch` took `seconds` in all. Not needed without an `itl_budget_ms`."""
+        self._now_s += seconds
+        if batch and self._config.itl_budget_ms is not None:
+            self._costs.observe(shape_of(batch.scheduled), seconds)
 
     def await_restores(self, timeout_s: float) -> None:
         """Sleep until a block that some sequence waits for is there, `timeout_s` at most. Only
@@ -173,6 +181,18 @@ class Scheduler:
             if output is not None:
                 outputs.append(output)
         return tuple(outputs)
+
+    def _budget_beside(self, decodes: list[ScheduledSequence]) -> PrefillBudget:
+        num_left = self._config.max_num_batched_tokens - len(decodes)
+        if self._config.itl_budget_ms is None:
+            return TokenBudget(num_left)
+        seconds_left = inf
+        if decodes:
+            target_s = self._costs.target_for(self._config.itl_budget_ms / 1e3)
+            seconds_left = target_s - self._costs.predict(shape_of(decodes))
+        return TimeBudget(
+            num_left, seconds_left, self._costs, self._allocator.block_size, self._now_s
+        )
 
     def _find_arrivals(self) -> list[Candidate]:
         return find_admissible(
@@ -298,6 +318,10 @@ def _check_capacity(allocator: BlockAllocator, max_model_len: int) -> None:
 def _check_limits(config: SchedulerConfig) -> None:
     """With a token for every running sequence, a full house of decodes cannot shut out an older
     prefill."""
+    if config.itl_budget_ms is not None and not config.itl_budget_ms > 0:
+        raise ValueError(
+            f"itl_budget_ms must be greater than 0, got {config.itl_budget_ms}; None is no budget"
+        )
     if not 1 <= config.max_num_sequences <= config.max_num_batched_tokens:
         raise ValueError(
             "max_num_sequences must be at least 1 and at most max_num_batched_tokens, got "

@@ -10,6 +10,7 @@ from engine.cache.block_allocator import BlockAllocator
 from engine.cache.spill import Restores
 from engine.config import SchedulerConfig
 from engine.sampling_params import SamplingParams
+from engine.scheduling.cost_model import shape_of
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason, Sequence, SequenceStatus
 from tests.fakes.cold_tier import FakeColdTier
@@ -21,6 +22,7 @@ MAX_MODEL_LEN = 24
 SHARED = [3, 1, 4, 1, 5, 2, 6, 5, 3]
 STEP_S = 0.1
 MAX_WAIT_S = 0.5
+STEP_TIMES_S = (0.0, 1e-6, 0.004, 0.005, 0.006, 0.1, 10.0)
 MAX_NUM_IDLE_STEPS = 6  # awaiting one answer
 
 
@@ -31,6 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_spare_tokens=st.sampled_from([0, 1, 2, 4, 12]),
         enable_prefix_cache=st.sampled_from([True, True, False]),
         max_restores=st.sampled_from([1, 2, 64]),
+        itl_budget_ms=st.sampled_from([None, None, None, 0.001, 5.0, 8.0]),
         delays=st.none() | st.lists(st.sampled_from([0, 0, 1, 3, 9, None]), max_size=12),
     )
     def start(
@@ -40,9 +43,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_spare_tokens,
         enable_prefix_cache,
         max_restores,
+        itl_budget_ms,
         delays,
     ):
-        self.config = SchedulerConfig(max_num_sequences, max_num_sequences + num_spare_tokens)
+        self.config = SchedulerConfig(
+            max_num_sequences, max_num_sequences + num_spare_tokens, itl_budget_ms
+        )
         self.allocator = BlockAllocator(
             MAX_MODEL_LEN // BLOCK_SIZE + num_spare_blocks, BLOCK_SIZE, enable_prefix_cache
         )
@@ -121,19 +127,22 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def execute(self):
         had_running = self.scheduler.num_running > 0
+        decoding = {s.seq_id for s in self.sequences if s.block_table and s.is_decoding}
         batch = self.scheduler.schedule()
         assert not had_running or len(batch.restores) <= self.max_restores
         self.now_s += STEP_S
         is_idle = self.restores.num_awaited > 0 and self.scheduler.num_running == 0
         assert bool(batch) or is_idle == self.scheduler.has_work
         self.check_batch(batch)
+        self.check_time(batch, decoding)
         if batch:
             self.in_flight = batch, self.executor.execute(batch)
 
     @precondition(lambda self: self.in_flight is not None)
-    @rule()
-    def postprocess(self):
+    @rule(step_s=st.sampled_from(STEP_TIMES_S))
+    def postprocess(self, step_s=0.005):
         batch, sampled = self.in_flight
+        self.scheduler.observe(batch, step_s)
         self.in_flight = None
         for output in self.scheduler.postprocess(batch, sampled):
             self.received[output.seq_id] += output.token_ids
@@ -193,6 +202,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         if running:
             oldest = min(running, key=lambda s: (s.priority, s.arrival_index))
             assert oldest.seq_id in scheduled, "the oldest sequence stands still"
+
+    def check_time(self, batch, decoding):
+        """Beside decodes, prefills stay in their time; or there is one of them, of one block."""
+        decodes = [entry for entry in batch.scheduled if entry.sequence.seq_id in decoding]
+        prefills = [entry for entry in batch.scheduled if entry.sequence.seq_id not in decoding]
+        if self.config.itl_budget_ms is None or not (decodes and prefills):
+            return
+        costs = self.scheduler._costs
+        seconds = costs.predict(shape_of(decodes)) + sum(
+            costs.predict_chunk(entry.num_new_tokens, entry.start) for entry in prefills
+        )
+        is_a_block = len(prefills) == 1 and prefills[0].num_new_tokens <= BLOCK_SIZE
+        assert is_a_block or seconds <= self.config.itl_budget_ms / 1e3 * (1 + 1e-9)
 
     def check_restores(self, batch):
         """Every restored block is read by a sequence of this step that owns its content, or can be

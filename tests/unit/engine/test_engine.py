@@ -69,6 +69,17 @@ def test_stats_tell_prefill_from_decode():
     assert engine.stats == second
 
 
+def test_the_scheduler_hears_of_whole_steps():
+    times = iter([1.0, 1.25, 2.0, 2.5])
+    engine = engine_of(clock=lambda: next(times))
+    heard = []
+    engine._scheduler.observe = lambda batch, seconds: heard.append((batch, seconds))
+    engine.add("a", range(5), SamplingParams(3))
+    engine.step()
+    engine.step()
+    assert heard == list(zip(engine._executor.batches, (0.25, 0.5), strict=True))
+
+
 def test_totals_equal_the_sum_of_final_usages():
     engine = engine_of(num_blocks=12, context=32)
     outputs = []

@@ -126,6 +126,31 @@ def config_of(folder: Path, **changes: object) -> EngineConfig:
     return replace(EngineConfig(folder, cache=cache), **changes)  # type: ignore[arg-type]
 
 
+def run_out(config: EngineConfig) -> tuple[dict[str, list[int]], int]:
+    """The greedy tokens of three prompts that come a step apart, and the number of steps."""
+    engine = build_engine(config)
+    arrivals = [("short", 20), ("long", 150), ("stream", 3)]
+    tokens: dict[str, list[int]] = {name: [] for name, _ in arrivals}
+    num_steps = 0
+    while arrivals or engine.has_work:
+        if arrivals:
+            name, num_tokens = arrivals.pop()
+            prompt = [(7 * index + num_tokens) % 199 for index in range(num_tokens)]
+            engine.add(name, prompt, SamplingParams(40, temperature=0.0))
+        num_steps += 1
+        for output in engine.step().outputs:
+            tokens[output.seq_id] += output.token_ids
+    return tokens, num_steps
+
+
+def test_a_time_budget_changes_the_chunks_and_not_the_tokens(folder: Path) -> None:
+    config = config_of(folder, check_integrity=True)
+    whole, few = run_out(replace(config, scheduler=SchedulerConfig(4, 64)))
+    budgeted, many = run_out(replace(config, scheduler=SchedulerConfig(4, 64, 1e-3)))
+    assert many > few + 10
+    assert budgeted == whole
+
+
 def test_the_pool_holds_what_all_sequences_could_use_and_no_more(folder: Path) -> None:
     config = config_of(folder, scheduler=SchedulerConfig(max_num_sequences=2), max_model_len=20)
     assert build_model_runner(config).num_blocks == 2 * (3 + 1)

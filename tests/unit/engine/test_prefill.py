@@ -5,13 +5,8 @@ from engine.cache.block_allocator import BlockAllocator
 from engine.cache.block_hash import extend_chain, root_hash
 from engine.cache.spill import Restores
 from engine.sampling_params import SamplingParams
-from engine.scheduling.prefill import (
-    Candidate,
-    TokenBudget,
-    find_admissible,
-    find_prefilling,
-    plan_prefills,
-)
+from engine.scheduling.budget import Candidate, TokenBudget
+from engine.scheduling.prefill import find_admissible, find_prefilling, plan_prefills
 from engine.sequence import Sequence, SequenceStatus
 
 BLOCK_SIZE = 4
@@ -46,26 +41,32 @@ def plan(candidates, num_tokens, allocator):
     return {entry.sequence.seq_id: (entry.start, entry.num_new_tokens) for entry in scheduled}
 
 
+def share(budget, wanted):
+    return budget.share(
+        [Candidate(*each) for each in zip(waiting_of(*wanted), wanted, strict=True)]
+    )
+
+
 def test_oldest_gets_half_and_short_prompts_pass():
-    assert TokenBudget(100).share([500, 300, 20, 10]) == [50, 20, 20, 10]
+    assert share(TokenBudget(100), [500, 300, 20, 10]) == [50, 20, 20, 10]
 
 
 def test_oldest_gets_what_nobody_else_wants():
-    assert TokenBudget(100).share([500, 20]) == [80, 20]
+    assert share(TokenBudget(100), [500, 20]) == [80, 20]
 
 
 def test_half_of_one_token_is_one():
-    assert TokenBudget(1).share([5, 1]) == [1, 0]
+    assert share(TokenBudget(1), [5, 1]) == [1, 0]
 
 
 def test_equals_are_served_in_order_of_age():
-    assert TokenBudget(10).share([3, 8, 8]) == [3, 7, 0]
+    assert share(TokenBudget(10), [3, 8, 8]) == [3, 7, 0]
 
 
 @given(st.integers(0, 100), st.lists(st.integers(1, 60), max_size=6))
 def test_share_is_fair_and_wastes_nothing(num_tokens, wanted):
     budget = TokenBudget(num_tokens)
-    granted = budget.share(wanted)
+    granted = share(budget, wanted)
     assert all(0 <= g <= w for g, w in zip(granted, wanted, strict=True))
     assert sum(granted) == min(num_tokens, sum(wanted)) == num_tokens - budget.num_left
     if wanted:

@@ -27,10 +27,16 @@ class Bench:
     """A scheduler with the fake executor behind it."""
 
     def __init__(
-        self, *, num_blocks=64, max_num_sequences=8, max_num_batched_tokens=32, context=64
+        self,
+        *,
+        num_blocks=64,
+        max_num_sequences=8,
+        max_num_batched_tokens=32,
+        itl_budget_ms=None,
+        context=64,
     ):
         self.allocator = BlockAllocator(num_blocks, BLOCK_SIZE, enable_prefix_cache=True)
-        config = SchedulerConfig(max_num_sequences, max_num_batched_tokens)
+        config = SchedulerConfig(max_num_sequences, max_num_batched_tokens, itl_budget_ms)
         self.scheduler = Scheduler(config, self.allocator, context, b"model")
         self.executor = FakeExecutor(BLOCK_SIZE)
         self.outputs = []
@@ -185,6 +191,35 @@ def test_long_prompt_is_not_starved_by_a_stream_of_short_ones():
         num_steps += 1
     assert num_steps <= 48 // 4
     assert any(output.seq_id.startswith("short") for output in bench.outputs)
+
+
+def test_a_time_budget_binds_while_somebody_decodes_and_leaves_the_oldest_a_block():
+    bench = Bench(itl_budget_ms=1e-3, context=128)
+    bench.add("long", range(97), max_tokens=1)
+    assert chunks(bench.step()) == [("long", 0, 32)]
+    bench.add("a", range(60, 63), max_tokens=3)
+    assert chunks(bench.step()) == [("long", 32, 28), ("a", 0, 3)]
+    bench.add("short", range(70, 73), max_tokens=1)
+    assert chunks(bench.step()) == [("a", 3, 1), ("long", 60, 4)]
+    assert chunks(bench.step()) == [("a", 4, 1), ("long", 64, 4)]
+    assert chunks(bench.step()) == [("long", 68, 29), ("short", 0, 3)]
+    bench.drain()
+    assert bench.completion("a") == expected_completion(range(60, 63), 3, 97)
+
+
+def test_a_measured_step_changes_the_next_chunk_only_with_a_time_budget():
+    for itl_budget_ms, num_tokens in ((None, 31), (20.0, 28), (4.0, 4)):
+        bench = Bench(itl_budget_ms=itl_budget_ms)
+        bench.add("a", range(4), max_tokens=8)
+        bench.scheduler.observe(bench.step(), 0.010)
+        bench.add("long", range(10, 60), max_tokens=1)
+        assert chunks(bench.step())[1] == ("long", 0, num_tokens)
+
+
+@pytest.mark.parametrize("itl_budget_ms", [0.0, -1.0, float("nan")])
+def test_a_time_budget_is_greater_than_0(itl_budget_ms):
+    with pytest.raises(ValueError, match="itl_budget_ms must be greater than 0, got"):
+        Bench(itl_budget_ms=itl_budget_ms)
 
 
 def test_sequence_of_the_whole_context_runs_in_the_smallest_pool():
