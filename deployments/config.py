@@ -30,7 +30,8 @@ class EngineSettings(Settings):
     """`max_model_len` null takes the checkpoint's. Each of `num_replicas` engines holds the whole
     model; `tensor_parallel_size` ranks share it, one actor each; `kv_cache_gib` is of each rank.
     `gpus_per_rank` null: 1 on a GPU, else 0. `step_timeout_s`: work in flight and no finished step
-    for so long ends the ranks, which are then started again; null: 10 on a GPU, else 60."""
+    for so long ends the ranks, which are then started again; null: 10 on a GPU, else 60.
+    `itl_budget_ms`: what a step with decodes may take; null: 50 on a GPU, else none; 0: none."""
 
     device: str = "cpu"
     dtype: str = "auto"
@@ -42,6 +43,7 @@ class EngineSettings(Settings):
     kv_cache_gib: float = Field(default=1.0, gt=0)
     max_num_sequences: int = Field(default=32, ge=1)
     max_num_batched_tokens: int = Field(default=256, ge=1)
+    itl_budget_ms: float | None = Field(default=None, ge=0)
     enable_prefix_cache: bool = True
     cold_tier_gib: float | None = Field(default=None, ge=0)
     cold_tier_tenant_share: float = Field(default=0.5, gt=0, le=1)
@@ -62,6 +64,12 @@ class EngineSettings(Settings):
     @property
     def stall_timeout_s(self) -> float:
         return self.step_timeout_s or (10.0 if self.is_on_gpu else 60.0)
+
+    @property
+    def step_budget_ms(self) -> float | None:
+        if self.itl_budget_ms is None:
+            return 50.0 if self.is_on_gpu else None
+        return self.itl_budget_ms or None
 
     @property
     def cold_tier_bytes(self) -> int:

@@ -43,6 +43,15 @@ def test_what_depends_on_the_device():
     assert (told.num_gpus_per_rank, told.stall_timeout_s) == (0.5, 33)
 
 
+@pytest.mark.parametrize(
+    ("device", "told", "itl_budget_ms"),
+    [("cpu", None, None), ("cuda", None, 50.0), ("cuda:1", 0, None), ("cpu", 30, 30.0)],
+)
+def test_a_step_has_a_time_budget_on_a_gpu_or_when_told(device, told, itl_budget_ms):
+    settings = EngineSettings(device=device, itl_budget_ms=told)
+    assert engine_config("/nowhere", settings).scheduler.itl_budget_ms == itl_budget_ms
+
+
 def test_the_engine_is_told_its_attention_backend():
     assert engine_config("model", EngineSettings()).attention_backend == "auto"
     told = EngineSettings(attention_backend="triton")
