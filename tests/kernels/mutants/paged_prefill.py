@@ -38,6 +38,7 @@ OP = Op(
         "two chunks": lambda: chunks([5, 9], [70, 9]),
         "two tiles of rows": lambda: chunks([20, 3], [84, 3]),
         "a block that is full": lambda: chunks([3], [64]),
+        "two blocks of keys": lambda: chunks([50], [150]),
         "a window": lambda: chunks([5], [150], window=70),
         "an odd head": lambda: chunks([3], [5], head_dim=9),
         "heads of a fused matrix": heads_of_a_fused_matrix,
@@ -46,6 +47,7 @@ OP = Op(
     rtol=ROUNDINGS[torch.float16],
     atol=ATTENTION[torch.float32],
 )
+NEXT = "block = block_of(table, tl.minimum(tile + 1, end - 1), blocks, TOKENS)\n"
 MUTANTS = {
     OP: [
         Mutant("what follows is seen", "hidden = ahead > 0", "hidden = ahead > 1", DIFFERS),
@@ -71,6 +73,25 @@ MUTANTS = {
             "a tile too many",
             "last // TOKENS + 1",
             "last // TOKENS + 2",
+            DeviceAssertion,
+            "a block beyond the cache",
+        ),
+        Mutant(
+            "the block of this turn, before the border",
+            NEXT + "        keys =",
+            NEXT.replace("tile + 1", "tile") + "        keys =",
+            DIFFERS,
+        ),
+        Mutant(
+            "the block of this turn, at the border",
+            NEXT + "        ahead =",
+            NEXT.replace("tile + 1", "tile") + "        ahead =",
+            DIFFERS,
+        ),
+        Mutant(
+            "the block after the last",
+            NEXT + "        ahead =",
+            NEXT.replace("tl.minimum(tile + 1, end - 1)", "tile + 1") + "        ahead =",
             DeviceAssertion,
             "a block beyond the cache",
         ),
