@@ -33,7 +33,7 @@ METAS = tuple(
     {"ROWS": rows, "BLOCK": block, "TOKENS": tokens, "num_warps": warps, "num_stages": stages}
     for rows, block, tokens, warps, stages in (
         (128, 64, 64, 4, 3),
-        (128, 128, 64, 8, 3),
+        (64, 128, 64, 4, 3),
         (64, 256, 32, 4, 3),
     )
 )

@@ -292,6 +292,7 @@ async def test_sixteen_streams_with_random_disconnects_leak_nothing_and_lose_not
         kinds = [stays, leaves, returns, leaves]
         results = await asyncio.gather(*(kinds[n % 4](n) for n in range(16)))
         await until(lambda: rank.engine.stats.num_running + rank.engine.stats.num_waiting == 0)
+        await until(lambda: all(journal.has_ended for journal in shell._journals.values()))
         assert rank.allocator.num_free_blocks == 64
         rank.allocator.check_integrity([])
         journals = {name: journal.usage for name, journal in shell._journals.items()}
