@@ -21,11 +21,13 @@ from typing import Any, Literal
 import torch
 
 from kernels.errors import ContractError
+from kernels.unrolled import Check, unrolled
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 INT32_MAX = 2**31 - 1
 MAX_REMEMBERED = 4096
 
+Expected = tuple[tuple[int, ...], tuple[int, ...]]
 Layout = Literal["contiguous", "rows", "strided"]
 
 
@@ -149,15 +151,27 @@ class Contract:
             for index, argument in enumerate(arguments.values())
             if isinstance(argument, Size | Stride) and not isinstance(argument, Count)
         )
-        self._aligns = [each.align for each in self.tensors.values()]
-        self._beside_stored = self._beside_stored_ones()
         self._free_scalars = tuple(
             (len(self.tensors) + index, name, scalar)
             for index, (name, scalar) in enumerate(self.scalars.items())
             if isinstance(scalar, Scalar)
         )
-        self._remembered: dict[Any, tuple[Any, Any]] = {}
-        self._latest: tuple[Any, Any] = ((), None)
+        self._implied_at = [
+            index
+            for index, scalar in enumerate(self.scalars.values(), len(self.tensors))
+            if not isinstance(scalar, Scalar)
+        ]
+        self._remembered: dict[Any, Expected] = {}
+        self.latest: tuple[Any, Expected | None] = (None, None)
+        self.check = unrolled(
+            self,
+            [each.align for each in self.tensors.values()],
+            self._implied_at,
+            self._beside_stored(),
+        )
+
+    check: Check
+    """Of a launch: its tensors and scalars in the contract's order. Raises ContractError."""
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -167,36 +181,6 @@ class Contract:
     def is_aligned(self, arguments: Sequence[Any]) -> bool:
         """Whether 16 divides every step of a launch: its variant is the aligned one."""
         return all(arguments[index] % 16 == 0 for index in self._steps)
-
-    def check(self, *arguments: Any) -> None:
-        """Of a launch: its tensors and scalars in the contract's order. Raises ContractError."""
-        if len(arguments) != len(self.names):
-            self._fail("the arguments", " ".join(self.names), f"{len(arguments)} values")
-        tensors = arguments[: len(self._aligns)]
-        try:
-            forms = tuple([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
-        except (AttributeError, RuntimeError):  # no tensor, or one without strides
-            forms = ()
-        latest, expected = self._latest
-        if forms != latest or not forms:  # most launches are like the last one
-            expected = self._remembered.get(forms) or self._check_forms(forms, arguments)
-            self._latest = forms, expected
-        scalars, extents = expected
-        starts = [t.data_ptr() for t in tensors]
-        for start, align in zip(starts, self._aligns, strict=False):
-            if start % align:
-                self._fail_align(starts)
-        for index, value in scalars:
-            if arguments[index] != value or type(arguments[index]) is not int:
-                self._fail_scalar(index, value, arguments[index])
-        for index, name, scalar in self._free_scalars:
-            self._check_free(name, scalar, arguments[index])
-        for stored, others in self._beside_stored:
-            start = starts[stored]
-            end = start + extents[stored]
-            for other in others:
-                if starts[other] < end and start < starts[other] + extents[other]:
-                    self._check_overlap(tensors, stored, other)
 
     def check_without_programs(self, *arguments: Any) -> None:
         """Of a launch whose grid is empty: it leaves no element of an output as it came."""
@@ -215,6 +199,10 @@ class Contract:
                 raise TypeError(
                     f"{self.kernel}: {name} is in place of {tensor.in_place}: no tensor"
                 )
+            if tensor.align < 1 or tensor.align & (tensor.align - 1):
+                raise TypeError(
+                    f"{self.kernel}: {name} is aligned to {tensor.align}: no power of 2"
+                )
             if tensor.layout == "rows" and not tensor.dims:
                 raise TypeError(f"{self.kernel}: {name} has no dimension: it cannot have rows")
             seen.append(name)
@@ -228,34 +216,41 @@ class Contract:
                 where = f"{scalar.tensor} in axis {scalar.axis}"
                 raise TypeError(f"{self.kernel}: {name} is the stride of {where}: there is none")
 
-    def _beside_stored_ones(self) -> list[tuple[int, list[int]]]:
+    def _beside_stored(self) -> list[tuple[int, int]]:
         """Each stored tensor beside those that are only read, and the stored ones after it."""
         tensors = list(self.tensors.values())
         return [
-            (stored, [n for n, each in enumerate(tensors) if n > stored or not each.is_stored])
+            (stored, other)
             for stored, tensor in enumerate(tensors)
-            if tensor.is_stored
+            for other, each in enumerate(tensors)
+            if tensor.is_stored and (other > stored or not each.is_stored)
         ]
 
-    def _check_forms(self, forms: tuple[Any, ...], arguments: Sequence[Any]) -> tuple[Any, Any]:
-        """The scalars that shapes and strides imply, and how many bytes each tensor spans."""
+    def expected_of(self, forms: Any, arguments: Sequence[Any]) -> Expected:
+        """The scalars that shapes and strides imply, and the bytes that each tensor spans. forms:
+        of the tensors, None if one has none. Raises ContractError."""
+        expected = None if forms is None else self._remembered.get(forms)
+        if expected is None:
+            expected = self._check_forms(arguments)
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            self._remembered[forms] = expected
+        self.latest = forms, expected
+        return expected
+
+    def _check_forms(self, arguments: Sequence[Any]) -> Expected:
         named = dict(zip(self.names, arguments, strict=True))
         sizes: dict[str, int] = {}
         for name, tensor in self.tensors.items():
             self._check_kind(name, tensor, named)
             self._bind_shape(name, tensor, named[name].shape, sizes)
             self._check_layout(name, tensor, named[name])
-        scalars = tuple(
-            (index, self._implied(scalar, named, sizes))
-            for index, scalar in enumerate(self.scalars.values(), len(self.tensors))
-            if not isinstance(scalar, Scalar)
-        )
+        implied = (self.scalars[self.names[index]] for index in self._implied_at)
         tensors = [named[name] for name in self.tensors]
-        expected = (scalars, [span_of(each) * each.element_size() for each in tensors])
-        if len(self._remembered) >= MAX_REMEMBERED:
-            self._remembered.clear()
-        self._remembered[forms] = expected
-        return expected
+        return (
+            tuple(self._implied(scalar, named, sizes) for scalar in implied),
+            tuple(span_of(each) * each.element_size() for each in tensors),
+        )
 
     def _check_kind(self, name: str, tensor: Tensor, named: dict[str, Any]) -> None:
         value = named[name]
@@ -312,17 +307,21 @@ class Contract:
         stride: int = named[scalar.tensor].stride(scalar.axis)
         return stride
 
-    def _check_free(self, name: str, scalar: Scalar, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, scalar.kind):
-            self._fail(name, f"of type {scalar.kind.__name__}", f"{value!r}")
-        if not scalar.low <= value <= scalar.high:
-            self._fail(name, f"from {scalar.low} to {scalar.high}", f"{value!r}")
+    def check_free(self, arguments: Sequence[Any]) -> None:
+        """Of the caller's own scalars. Raises ContractError."""
+        for index, name, scalar in self._free_scalars:
+            value = arguments[index]
+            if isinstance(value, bool) or not isinstance(value, scalar.kind):
+                self._fail(name, f"of type {scalar.kind.__name__}", f"{value!r}")
+            if not scalar.low <= value <= scalar.high:
+                self._fail(name, f"from {scalar.low} to {scalar.high}", f"{value!r}")
 
-    def _check_overlap(self, tensors: Sequence[torch.Tensor], stored: int, other: int) -> None:
+    def check_overlap(self, arguments: Sequence[Any], stored: int, other: int) -> None:
+        """Of two tensors whose spans overlap. Raises ContractError."""
         names = list(self.tensors)
         declared = self.tensors[names[stored]]
         may_be_same = isinstance(declared, Output) and names[other] in declared.in_place
-        one, two = tensors[stored], tensors[other]
+        one, two = arguments[stored], arguments[other]
         if (may_be_same and is_same(one, two)) or lie_in_rows_apart(one, two):
             return
         expected = f"apart from {names[other]} in memory, for it is stored"
@@ -330,10 +329,21 @@ class Contract:
             expected += f" (or be {names[other]} itself)"
         self._fail(names[stored], expected, f"an overlap from {one.data_ptr():#x} on")
 
-    def _fail_align(self, starts: Sequence[int]) -> None:
-        for (name, tensor), start in zip(self.tensors.items(), starts, strict=True):
+    def refuse_count(self, arguments: Sequence[Any]) -> None:
+        self._fail("the arguments", " ".join(self.names), f"{len(arguments)} values")
+
+    def refuse_align(self, arguments: Sequence[Any]) -> None:
+        for name, tensor, value in zip(
+            self.tensors, self.tensors.values(), arguments, strict=False
+        ):
+            start = value.data_ptr()
             if start % tensor.align:
                 self._fail(name, f"aligned to {tensor.align} bytes", f"the address {start:#x}")
+
+    def refuse_scalars(self, arguments: Sequence[Any], expected: Sequence[int]) -> None:
+        for index, value in zip(self._implied_at, expected, strict=True):
+            if arguments[index] != value or type(arguments[index]) is not int:
+                self._fail_scalar(index, value, arguments[index])
 
     def _fail_scalar(self, index: int, expected: int, came: Any) -> None:
         name = self.names[index]

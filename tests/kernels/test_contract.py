@@ -397,6 +397,10 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Contract("k", x=X, out=Output("size", in_place=("z",))),
         "k: out is in place of ('z',): no tensor",
     ),
+    "align": (
+        lambda: Contract("k", x=Tensor("size", F32, align=12)),
+        "k: x is aligned to 12: no power of 2",
+    ),
     "rows": (
         lambda: Contract("k", x=Tensor("", F32, layout="rows")),
         "k: x has no dimension: it cannot have rows",
