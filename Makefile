@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 # On a GPU host: make TORCH="torch==2.11.0". A plain `torch` brings gigabytes of CUDA to a CPU host.
 TORCH ?= torch==2.13.0
 PORT ?= 8000
+# These only compute, and take two cores; the other tests also watch the clock, and run alone.
+COMPUTING := tests/property tests/kernels
 # Whichever Python sees the GPU; its packages are those of the extra `gpu`.
 GPU_PYTHON ?= python3
 INSTALLED := $(VENV)/.installed
@@ -18,7 +20,8 @@ serve: $(INSTALLED) ## serve the built-in model on 127.0.0.1:$(PORT) until Ctrl-
 	@exec $(BIN)/flashray serve --port $(PORT)
 
 test: check ## check, then the whole CPU suite with real Ray and real weights
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 $(COMPUTING)
+	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTING))
 
 bench: $(INSTALLED) ## measure beside the peers, into benchmarks/results: about 12 minutes on a quiet machine
 	$(BIN)/python -m benchmarks.serving
