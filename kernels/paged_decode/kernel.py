@@ -4,15 +4,15 @@ in tiles within a block of the cache; a second kernel merges the splits.
 Scores are kept times log2(e), for exp2. A split's tiles are a matter of its own context's length.
 """
 
+import torch
 import triton
 import triton.language as tl
 
-from kernels.contract import FLOATS, Contract
+from kernels.contract import Contract
 from kernels.kernel import Variant, kernel, variants
 from kernels.paged_decode import reference
 from kernels.paged_decode.reference import (
     CONTRACT,
-    FP32_METAS,
     MERGE_CONTRACT,
     MERGE_META_OF_FEW,
     MERGE_META_OF_MANY,
@@ -23,6 +23,7 @@ from kernels.paged_decode.reference import (
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 ROWS = tl.constexpr(reference.ROWS)
+SERVED_HEAD_DIM = 128
 PRECISION = tl.constexpr("tf32x3")  # of fp32, by the tensor cores: to some 2^-21
 
 
@@ -35,14 +36,10 @@ def cut(context_len, window, tile, most_splits, min_tiles):
 
 
 def forms(contract: Contract) -> list[Variant]:
-    """Of each dtype its own; an unaligned launch is refused."""
-    fp32, *narrow = FLOATS
-    of_dtypes = [((fp32,), FP32_METAS), (narrow, METAS)]
-    return [
-        form
-        for dtypes, metas in of_dtypes
-        for form in variants({"query": dtypes}, [*map(launched, metas)], aligned=[True])(contract)
-    ]
+    """Of the models that are served; others are compiled when they come. An unaligned launch is
+    refused."""
+    metas = [launched(meta) for meta in METAS if meta["BLOCK"] <= SERVED_HEAD_DIM]
+    return variants({"query": [torch.bfloat16]}, metas, aligned=[True])(contract)
 
 
 @kernel(contract=CONTRACT, variants=forms)
@@ -132,7 +129,9 @@ def paged_decode_kernel(
 
 @kernel(
     contract=MERGE_CONTRACT,
-    variants=variants({"out": FLOATS}, [MERGE_META_OF_FEW, MERGE_META_OF_MANY], aligned=[True]),
+    variants=variants(
+        {"out": [torch.bfloat16]}, [MERGE_META_OF_FEW, MERGE_META_OF_MANY], aligned=[True]
+    ),
 )
 def paged_decode_merge_kernel(
     partial_ptr,

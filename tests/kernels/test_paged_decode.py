@@ -260,11 +260,10 @@ def test_a_grid_has_every_split_of_any_context(window: int, tile: int) -> None:
                 assert cdiv(num_tiles, tiles) <= splits.count
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 256])
-def test_every_launch_has_its_variant(head_dim: int, dtype: torch.dtype) -> None:
-    query = torch.zeros(2, 8, head_dim, dtype=dtype)[:, 2:6]
-    contexts = paged([70, 1], 2, head_dim, dtype=dtype)
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128])
+def test_every_launch_of_a_served_model_has_its_variant(head_dim: int) -> None:
+    query = torch.zeros(2, 8, head_dim, dtype=torch.bfloat16)[:, 2:6]
+    contexts = paged([70, 1], 2, head_dim, dtype=torch.bfloat16)
 
     assert_bundled(lambda: paged_decode(query, *contexts, 1.0))
     assert_bundled(lambda: paged_decode(query, *contexts, 1.0, 40, deterministic=True))
