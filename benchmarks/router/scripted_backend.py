@@ -62,7 +62,7 @@ class ScriptedEngine:
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._script = ScriptedBackend(token_ids)
 
-    async def submit(self, request: GenerationRequest) -> str:
+    async def submit(self, request: GenerationRequest, avoid: tuple[str, ...] = ()) -> str:
         await self._script.submit(request)
         return "only"
 
