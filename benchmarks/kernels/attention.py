@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.errors import MeasurementFailed
 from benchmarks.kernels.case import Arguments, Case
+from benchmarks.kernels.flash_attention import flash_attn_varlen_func
 from benchmarks.kernels.tune import Knob, grid
 from kernels.paged_decode import reference
 from kernels.paged_decode.api import paged_decode
@@ -99,12 +99,8 @@ def _flash_attention_3(
     context_lens: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    try:
-        from vllm.vllm_flash_attn import flash_attn_varlen_func
-    except (ImportError, AttributeError) as exc:
-        raise MeasurementFailed(f"vllm is there, but not its FlashAttention: {exc}") from exc
     batch = len(query)
-    attended: torch.Tensor = flash_attn_varlen_func(
+    return flash_attn_varlen_func(
         q=query,
         k=key_cache,
         v=value_cache,
@@ -117,4 +113,3 @@ def _flash_attention_3(
         causal=True,
         fa_version=3,
     )
-    return attended

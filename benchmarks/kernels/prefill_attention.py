@@ -6,9 +6,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.errors import MeasurementFailed
 from benchmarks.kernels.attention import BLOCK_SIZE, DTYPE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS
 from benchmarks.kernels.case import Arguments, Case
+from benchmarks.kernels.flash_attention import flash_attn_varlen_func
 from benchmarks.kernels.tune import Knob, grid
 from kernels.paged_prefill import reference
 from kernels.paged_prefill.api import paged_prefill
@@ -93,11 +93,7 @@ def _flash_attention_3(
     context_lens: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    try:
-        from vllm.vllm_flash_attn import flash_attn_varlen_func
-    except (ImportError, AttributeError) as exc:
-        raise MeasurementFailed(f"vllm is there, but not its FlashAttention: {exc}") from exc
-    attended: torch.Tensor = flash_attn_varlen_func(
+    return flash_attn_varlen_func(
         q=query,
         k=key_cache,
         v=value_cache,
@@ -110,4 +106,3 @@ def _flash_attention_3(
         causal=True,
         fa_version=3,
     )
-    return attended

@@ -20,7 +20,8 @@ from triton.runtime.interpreter import (
 )
 
 from kernels.checking.memory import Memory
-from kernels.errors import DeviceAssertion, OutOfBounds
+from kernels.checking.statement import statement
+from kernels.errors import DeviceAssertion, KernelError, OutOfBounds
 
 Array = npt.NDArray[Any]
 # What a masked lane loads is undefined where the kernel does not say it.
@@ -52,7 +53,10 @@ class CheckedBuilder(InterpreterBuilder):  # type: ignore[misc]
 
     def create_atomic_rmw(self, op: Any, ptr: Any, value: Any, mask: Any, *order: Any) -> Any:
         if is_bf16(value):
-            raise NotImplementedError("an atomic of bfloat16: the interpreter has none")
+            raise KernelError(
+                f"{self.memory.kernel}: an atomic of bfloat16 cannot be checked, for Triton's "
+                f"interpreter has none: add up in float32\n  {statement()}"
+            )
         real = self._real("atomic", ptr, mask.data)
         return super().create_atomic_rmw(op, real, value, mask, *order)
 

@@ -5,8 +5,14 @@ from typing import Any
 
 import torch
 
+from kernels.contract import Contract
 from kernels.kernel import Variant
 from kernels.launch import Grid, Launcher, launching
+
+
+def form_of(contract: Contract, arguments: Sequence[Any], meta: Mapping[str, int]) -> Variant:
+    dtypes = tuple(each.dtype for each in arguments if isinstance(each, torch.Tensor))
+    return Variant(dtypes, tuple(sorted(meta.items())), contract.is_aligned(arguments))
 
 
 def launches_of(call: Callable[[], object]) -> list[tuple[Launcher, Variant]]:
@@ -16,9 +22,7 @@ def launches_of(call: Callable[[], object]) -> list[tuple[Launcher, Variant]]:
     def record(
         launcher: Launcher, grid: Grid, arguments: Sequence[Any], meta: Mapping[str, int]
     ) -> None:
-        dtypes = tuple(each.dtype for each in arguments if isinstance(each, torch.Tensor))
-        is_aligned = launcher.contract.is_aligned(arguments)
-        launches.append((launcher, Variant(dtypes, tuple(sorted(meta.items())), is_aligned)))
+        launches.append((launcher, form_of(launcher.contract, arguments, meta)))
 
     with launching(record):
         call()

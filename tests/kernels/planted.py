@@ -4,10 +4,12 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.checked_interpreter import run_checked
 from kernels.contract import Contract, InOut, Output, Scalar, Size, Stride, Tensor
 from kernels.kernel import Kernel, kernel
 
 F32 = torch.float32
+SIZE = 20  # not a multiple of the block of 16
 
 
 def declare(function, **arguments) -> Kernel:
@@ -282,3 +284,11 @@ MATRIX = {
     "x_stride": Stride("x", 0),
     "size": Size("size"),
 }
+
+
+def launch(name: str, contract: dict, grid: tuple[int, ...], *arguments: object) -> None:
+    run_checked(declare(globals()[name], **contract), grid, arguments, {"BLOCK": 16})
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -15,7 +15,6 @@ from kernels.checked_interpreter import (
     assert_equals_reference,
     checked,
     require_interpreter,
-    run_checked,
 )
 from kernels.errors import (
     ContractError,
@@ -30,13 +29,9 @@ from kernels.errors import (
 from kernels.silu_mul import reference
 from kernels.silu_mul.api import silu_mul
 from tests.kernels import planted
+from tests.kernels.planted import SIZE, launch, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
-SIZE = 20  # not a multiple of the block of 16
-
-
-def launch(name: str, contract: dict, grid: tuple[int, ...], *arguments: object) -> None:
-    run_checked(planted.declare(getattr(planted, name), **contract), grid, arguments, {"BLOCK": 16})
 
 
 def launch_vector(name: str, grid: int = 2, contract: dict = planted.VECTOR) -> torch.Tensor:
@@ -306,6 +301,12 @@ def test_an_atomic_on_an_output_reads_it_before_it_was_stored():
         launch("count", contract, (2,), torch.ones(SIZE), torch.zeros(1), SIZE)
 
 
+def test_an_atomic_that_the_interpreter_lacks_is_refused_by_name():
+    contract = planted.SUM | {"out": planted.InOut("1", torch.bfloat16)}
+    with pytest.raises(KernelError, match=r"count: an atomic of bfloat16 .*float32\n  .*planted"):
+        launch("count", contract, (2,), torch.ones(SIZE), torch.zeros(1).bfloat16(), SIZE)
+
+
 @pytest.mark.parametrize("name", ["count_past", "swap"])
 def test_atomics_are_checked(name):
     x, out = torch.arange(SIZE, dtype=torch.int32), torch.zeros(SIZE, dtype=torch.int32)
@@ -359,67 +360,6 @@ def test_only_tensors_on_the_cpu():
     x = torch.empty(SIZE, device="meta")
     with pytest.raises(KernelError, match="takes tensors on the CPU, x is on meta"):
         launch("copy", planted.IN_PLACE, (2,), x, x, SIZE)
-
-
-def bits(tensor: torch.Tensor) -> list[int]:
-    return tensor.view(torch.int16).tolist()
-
-
-HARD = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, 3.4e38, -1e-40, 0.0, -0.0, float("inf"), 1e-3]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_cast_rounds_to_nearest_even(dtype):
-    wide = torch.cat([torch.tensor(HARD), torch.randn(500, generator=seeded())])
-    narrow = torch.empty(wide.shape, dtype=dtype)
-    launch("cast", planted.PAIR, (32,), wide, narrow, wide.numel())
-    assert bits(narrow) == bits(wide.to(dtype))
-
-
-def test_nan_stays_nan():
-    wide, narrow = torch.tensor([float("nan"), -float("nan")]), torch.empty(2, dtype=torch.bfloat16)
-    launch("cast", planted.PAIR, (1,), wide, narrow, 2)
-    assert narrow.isnan().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float32, torch.float16])
-def test_bfloat16_casts_to_and_from_other_types(dtype):
-    x = torch.arange(SIZE, dtype=torch.bfloat16)
-    there, back = torch.empty(SIZE, dtype=dtype), torch.empty_like(x)
-    launch("cast", planted.PAIR, (2,), x, there, SIZE)
-    launch("cast", planted.PAIR, (2,), there, back, SIZE)
-    assert torch.equal(there, x.to(dtype))
-    assert torch.equal(back, x)
-
-
-def test_arithmetic_in_bfloat16():
-    x = torch.randn(500, generator=seeded()).bfloat16() * 3
-    out = torch.empty_like(x)
-    launch("square_and_add", planted.ONE_DTYPE, (32,), x, out, 500)
-    assert bits(out) == bits(torch.where(x > 1, x * x + x, -x))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_a_dot_of_narrow_operands(dtype):
-    x, out = torch.randn(16, 16, generator=seeded()).to(dtype), torch.empty(16, 16)
-    launch("product", planted.SQUARE, (1,), x, out, 16)
-    torch.testing.assert_close(out, x.float() @ x.float().T, rtol=1e-5, atol=1e-5)
-
-
-def test_sums():
-    x, out = torch.arange(10, dtype=torch.float32), torch.empty(10)
-    launch("sums", planted.VECTOR, (1,), x, out, 10)
-    assert (out == 0).all()
-
-
-def test_a_float_is_float32_as_on_a_gpu():
-    x, out = torch.ones(SIZE), torch.empty(SIZE)
-    launch("scaled", planted.SCALED, (2,), x, out, SIZE, 2.0**-25)
-    assert (out == 1).all()  # in float64 the sum of 1 and 2^-25 would not be 1
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 def test_ops_run_their_kernels_within():

@@ -16,11 +16,6 @@ ATOL = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 LENGTHS = [1, 63, 64, 65, 200, 0, 1000, 4097]
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_compiled() -> None:
-    """Here it is: the bundle has the forms of served models only."""
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 100, 1024])
 @pytest.mark.parametrize(

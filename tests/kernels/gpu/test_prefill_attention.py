@@ -14,11 +14,6 @@ from tests.kernels.tolerances import ATTENTION, DTYPES, ROUNDINGS
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def _nothing_is_compiled() -> None:
-    """Here it is: the bundle has the forms of served models only."""
-
-
 def assert_equals(arguments: tuple[object, ...], dtype: torch.dtype) -> None:
     assert_gpu_equals_reference(
         paged_prefill,
