@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from engine.errors import InvalidSamplingParams, InvalidSequence
+from engine.errors import InvalidGrammar, InvalidSamplingParams, InvalidSequence
+from engine.grammar import Grammar, GrammarCompiler, GrammarState
 from engine.outputs import SampledTokens, SequenceOutput, StepOutput, StepStats, Usage
 from engine.sampling_params import SamplingParams
 from engine.scheduling.batch import ScheduledBatch
@@ -62,12 +63,14 @@ class Engine:
         executor: Executor,
         *,
         vocab_size: int,
+        grammars: GrammarCompiler | None = None,
         check_integrity: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._vocab_size = vocab_size
+        self._grammars = grammars
         self._check_integrity = check_integrity
         self._clock = clock
         self._aborted: list[SequenceOutput] = []  # not reported yet
@@ -96,7 +99,8 @@ class Engine:
         cache_salt: bytes = b"",
         priority: int = 0,
     ) -> Sequence:
-        """A sequence that `add_prepared` will take. Raises InvalidSequence, PromptTooLong."""
+        """A sequence that `add_prepared` will take. Compiles its grammar. Raises InvalidSequence,
+        PromptTooLong, InvalidGrammar."""
         token_ids = list(prompt_token_ids)
         sequence = Sequence(
             seq_id, token_ids, len(token_ids), params, cache_salt=cache_salt, priority=priority
@@ -108,6 +112,8 @@ class Engine:
             )
         self._refuse_foreign_bias(params)
         self._scheduler.prepare(sequence)
+        if params.grammar is not None:
+            sequence.grammar_state = self._compile(params.grammar)
         return sequence
 
     def add(
@@ -120,7 +126,7 @@ class Engine:
         priority: int = 0,
     ) -> None:
         """Queue a sequence. `cache_salt` separates tenants in the prefix cache; a smaller
-        `priority` runs first. Raises InvalidSequence, PromptTooLong, DuplicateSequence."""
+        `priority` runs first. Raises what `prepare` raises, and DuplicateSequence."""
         self.add_prepared(
             self.prepare(seq_id, prompt_token_ids, params, cache_salt=cache_salt, priority=priority)
         )
@@ -164,6 +170,14 @@ class Engine:
         for start in range(0, len(blocks), SPILL_GROUP):
             self._executor.execute(ScheduledBatch((), spills=blocks[start : start + SPILL_GROUP]))
             yield
+
+    def _compile(self, grammar: Grammar) -> GrammarState:
+        if self._grammars is None:
+            raise InvalidGrammar(
+                f"this engine was built without a compiler of grammars, got a {grammar.kind}; "
+                "drop it, or build the engine with one"
+            )
+        return self._grammars.compile(grammar)
 
     def _refuse_foreign_bias(self, params: SamplingParams) -> None:
         for token_id, _ in params.logit_bias:

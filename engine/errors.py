@@ -3,6 +3,7 @@
 EngineError
 ├── InvalidSequence          the caller asked for something that can never run
 │   ├── InvalidSamplingParams
+│   │   └── InvalidGrammar   cannot be compiled; says what is wrong with it
 │   ├── PromptTooLong        prompt + completion do not fit the context
 │   └── DuplicateSequence    the id is already in the engine
 ├── UnsupportedModel         a checkpoint this engine cannot run; says what to do
@@ -24,6 +25,10 @@ class InvalidSequence(EngineError):
 
 class InvalidSamplingParams(InvalidSequence):
     """A sampling parameter is outside its range."""
+
+
+class InvalidGrammar(InvalidSamplingParams):
+    """A grammar that cannot be compiled, or not at a bearable cost."""
 
 
 class PromptTooLong(InvalidSequence):

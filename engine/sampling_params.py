@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from engine.errors import InvalidSamplingParams
+from engine.grammar import Grammar
 
 MAX_NUM_LOGPROBS = 20
 
@@ -15,6 +16,7 @@ class SamplingParams:
     `max_tokens` 0 computes the prompt's KV and samples nothing (a cache warm-up).
     `temperature` 0 is greedy. `top_k` None is off. `seed` and the token's position alone decide
     the random draw, so a resumed or preempted sequence repeats itself.
+    A completion with a `grammar` follows it and then ends with one of `stop_token_ids`.
     `num_logprobs` None is off, 0 gives the sampled token's own logprob, n adds the n most likely.
     Raises InvalidSamplingParams.
     """
@@ -31,6 +33,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _require(self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
@@ -53,6 +56,8 @@ class SamplingParams:
             f"in [0, {MAX_NUM_LOGPROBS}] or None",
             self.num_logprobs,
         )
+        can_end = self.grammar is None or bool(self.stop_token_ids)
+        _require(can_end, "stop_token_ids", "not empty with a grammar", "none")
 
     @property
     def is_greedy(self) -> bool:

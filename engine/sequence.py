@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
+from engine.grammar import GrammarState
 from engine.outputs import Usage
 from engine.sampling_params import SamplingParams
 
@@ -43,6 +44,7 @@ class Sequence:
     num_computed_tokens: int = 0  # tokens whose KV is in the cache
     num_cached_tokens: int = 0  # prompt tokens whose KV was found at the first admission
     num_preemptions: int = 0
+    grammar_state: GrammarState | None = None  # after the tokens so far; a preemption keeps both
 
     @property
     def num_tokens(self) -> int:

@@ -1,7 +1,8 @@
 """Logits -> one token a sequence. A draw depends on the sequence alone, never on its batch.
 
-Order of the transformations: logit bias, penalties, temperature, min-p, top-k, top-p. Tokens that
-tie with the last one kept by top-k or top-p are kept too, so no filter depends on a sort's order.
+Order of the transformations: grammar, logit bias, penalties, temperature, min-p, top-k, top-p.
+Tokens that tie with the last one kept by top-k or top-p are kept too, so no filter depends on a
+sort's order.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.execution.uniform import counter_uniform
+from engine.grammar import GrammarState, num_mask_words
 from engine.outputs import SampledTokens, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
@@ -41,17 +43,30 @@ class Sampler:
 
 
 def _adjust(logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
-    """Logit bias and penalties, on a copy when there are any."""
+    """Grammar, logit bias and penalties, on a copy when there are any."""
     rows = [
         row
         for row, sequence in enumerate(sequences)
-        if sequence.params.logit_bias or sequence.params.has_penalties
+        if sequence.params.logit_bias
+        or sequence.params.has_penalties
+        or sequence.grammar_state is not None
     ]
     adjusted = logits.clone() if rows else logits
     for row in rows:
+        if (state := sequences[row].grammar_state) is not None:
+            _forbid(adjusted[row], state)
         _add_bias(adjusted[row], sequences[row].params)
         _penalise(adjusted[row], sequences[row])
     return adjusted
+
+
+def _forbid(row: torch.Tensor, state: GrammarState) -> None:
+    """-inf wherever the grammar has no such token next."""
+    vocab_size = row.shape[0]
+    mask = np.empty(num_mask_words(vocab_size), dtype=np.int32)
+    state.fill(mask)
+    allowed = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
+    row.masked_fill_(torch.from_numpy(allowed == 0).to(row.device), float("-inf"))
 
 
 def _add_bias(row: torch.Tensor, params: SamplingParams) -> None:
