@@ -224,6 +224,8 @@ class Scheduler:
         if sampled is not None:
             token_id, logprob = sampled
             sequence.token_ids.append(token_id)
+            if sequence.grammar_state is not None:
+                sequence.grammar_state.accept(token_id)
             token_ids, logprobs = (token_id,), (logprob,) if logprob is not None else ()
         reason = _finish_reason(sequence)
         if reason is not None:
@@ -297,7 +299,8 @@ def _finish_reason(sequence: Sequence) -> FinishReason | None:
     """The context length needs no look: prompt + max_tokens was held against it at the door."""
     num_sampled, params = sequence.num_completion_tokens, sequence.params
     if num_sampled and sequence.token_ids[-1] in params.stop_token_ids:
-        return FinishReason.STOP_TOKEN
+        is_cut = sequence.grammar_state is not None and sequence.grammar_state.has_failed
+        return FinishReason.LENGTH if is_cut else FinishReason.STOP_TOKEN
     is_warm_up_done = params.max_tokens == 0 and sequence.num_uncomputed_tokens == 0
     if is_warm_up_done or 0 < params.max_tokens == num_sampled:
         return FinishReason.LENGTH
