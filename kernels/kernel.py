@@ -23,6 +23,7 @@ LAUNCH_OPTIONS = ("num_warps", "num_stages")
 # Off, as it is in the interpreter and the references: a multiply and an add round twice everywhere.
 FP_FUSION = False
 TRITON_TYPES = {
+    torch.float64: "fp64",
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
