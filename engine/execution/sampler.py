@@ -13,11 +13,11 @@ from collections.abc import Sequence as Items
 import numpy as np
 import torch
 
-from engine.execution.uniform import counter_uniform
 from engine.grammar import GrammarState, num_mask_words
 from engine.outputs import SampledTokens, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
+from kernels.sampling.uniform import counter_uniform, int64_of
 
 MIN_TEMPERATURE = 1e-5  # below it float32 logits are one-hot anyway, and 1/t nears overflow
 
@@ -107,7 +107,8 @@ def _draw(logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
     _filter(scaled, params)
     mass = scaled.exp_().cumsum(-1, dtype=torch.float64)
     uniforms = counter_uniform(
-        [each.seed for each in params], [sequence.num_tokens for sequence in sequences], device
+        int64_of((each.seed for each in params), device),
+        int64_of((sequence.num_tokens for sequence in sequences), device),
     )
     total = mass[:, -1:]
     # u < 1, but u * total may round up to total, and no token's mass exceeds that.

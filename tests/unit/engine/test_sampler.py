@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.execution.sampler import Sampler
-from engine.execution.uniform import counter_uniform
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 
@@ -226,35 +225,3 @@ def test_logprobs_only_where_asked() -> None:
 
 def test_nobody_samples() -> None:
     assert Sampler().sample(torch.zeros(0, 5), []).token_ids == ()
-
-
-def splitmix(state: int) -> int:
-    mask = (1 << 64) - 1
-    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 & mask
-    state = (state ^ (state >> 27)) * 0x94D049BB133111EB & mask
-    return state ^ (state >> 31)
-
-
-@given(st.integers(-(2**70), 2**70), st.integers(0, 2**40))
-def test_the_counter_hash_in_whole_numbers(seed: int, position: int) -> None:
-    mask, gamma = (1 << 64) - 1, 0x9E3779B97F4A7C15
-    key = splitmix((seed + gamma) & mask)
-    expected = (splitmix((key + (position + 1) * gamma) & mask) >> 11) / 2**53
-
-    (uniform,) = counter_uniform([seed], [position], CPU).tolist()
-
-    assert uniform == expected
-    assert 0.0 <= uniform < 1.0
-
-
-def test_uniforms_of_neighbouring_seeds_and_positions_are_uniform() -> None:
-    seeds = [seed for seed in range(100) for _ in range(100)]
-    positions = [position for _ in range(100) for position in range(100)]
-
-    uniforms = counter_uniform(seeds, positions, CPU)
-
-    assert len(uniforms.unique()) == 10_000
-    assert_follows(Counter((uniforms * 20).long().tolist()), torch.full((20,), 0.05))
-    grid = uniforms.view(100, 100)
-    for shifted in (grid[1:, :] - grid[:-1, :], grid[:, 1:] - grid[:, :-1]):
-        assert abs(float(shifted.square().mean()) - 1 / 6) < 0.005  # of independent uniforms
