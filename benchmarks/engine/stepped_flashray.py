@@ -1,0 +1,56 @@
+"""Ours, timed at Engine.step()."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.engine.job import Job
+from benchmarks.engine.stepped import Progressed
+from engine.build import build_engine
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.sampling_params import SamplingParams
+
+NUM_THREADS = 4
+
+
+class SteppedFlashray:
+    name = "flashray"
+
+    def __init__(self, job: Job) -> None:
+        config = EngineConfig(
+            Path(job.model),
+            device=job.device,
+            dtype=job.dtype,
+            max_model_len=job.max_model_len,
+            num_threads=NUM_THREADS,
+            cache=CacheConfig(job.kv_cache_bytes),
+            scheduler=SchedulerConfig(
+                job.max_num_sequences, job.max_num_batched_tokens, job.itl_budget_ms
+            ),
+        )
+        if not job.has_weights:
+            config = replace(config, load_format="dummy")
+        self._engine = build_engine(config)
+        self.vocab_size = self._engine._vocab_size
+        self.facts: dict[str, object] = {
+            "cached_tokens": self._engine.stats.num_blocks * config.cache.block_size,
+            "block_size": config.cache.block_size,
+            "attention_backend": config.attention_backend,
+        }
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def add(self, request_id: str, prompt: list[int], num_new_tokens: int) -> None:
+        self._engine.add(request_id, prompt, SamplingParams(num_new_tokens, temperature=0.0))
+
+    def step(self) -> list[Progressed]:
+        return [
+            Progressed(output.seq_id, len(output.token_ids), output.usage.cached_tokens)
+            for output in self._engine.step().outputs
+        ]
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._engine.abort(request_id)

@@ -1,0 +1,156 @@
+"""The gate of the GPU benchmarks: what is a tie, what is wrong, and a real engine on a CPU."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.engine import parity
+from benchmarks.engine.parity import Parity, compare, require_parity
+from benchmarks.engine.parity_reference import (
+    NUM_NEW_TOKENS,
+    Completion,
+    Reference,
+    complete,
+    make_reference,
+    start_engine,
+)
+from benchmarks.errors import GateRed, MeasurementFailed
+from tests.fakes.checkpoint import tiny_checkpoint
+
+LIMITS = {"max_model_len": 256, "kv_cache_bytes": 8 << 20}
+PREFERENCES = (0.5, 0.01, 3.0)  # of the first token over the second, at every step
+
+
+def reference(num_prompts: int = 100) -> Reference:
+    """Counts on from the prompt; the runner-up is always token 9."""
+    steps = range(3)
+    return Reference(
+        "sha",
+        [[index, index] for index in range(num_prompts)],
+        [[10, 11, 12]] * num_prompts,
+        [[[(10 + step, -0.1), (9, -0.1 - PREFERENCES[step])] for step in steps]] * num_prompts,
+        [[2.0] * 3] * num_prompts,
+    )
+
+
+class Counter:
+    """Counts on, with log probabilities off by `errors` at each step; `says` what else, by the
+    prompt's first token and the step."""
+
+    def __init__(
+        self,
+        says: dict[tuple[int, int], int] | None = None,
+        errors: tuple[float, float, float] = (0.02, 0.02, 0.02),
+    ) -> None:
+        self.says = says or {}
+        self.errors = errors
+        self.num_asked: list[int] = []
+
+    def __call__(self, prompts: Sequence[list[int]], counts: Sequence[int]) -> list[Completion]:
+        self.num_asked.append(len(prompts))
+        return [
+            self._one(prompt[0], range(len(prompt) - 2, len(prompt) - 2 + count))
+            for prompt, count in zip(prompts, counts, strict=True)
+        ]
+
+    def _one(self, index: int, steps: range) -> Completion:
+        tokens = [self.says.get((index, step), 10 + step) for step in steps]
+        likeliest = [-0.1 + self.errors[step] for step in steps]
+        tops = [
+            [(10 + step, logprob), (9, logprob - PREFERENCES[step])]
+            for step, logprob in zip(steps, likeliest, strict=True)
+        ]
+        return Completion(tokens, tops)
+
+
+def test_equal_tokens_pass() -> None:
+    found = compare(reference(), Counter(), Counter())
+    assert found.passed
+    assert found.num_tokens == 300
+    assert found.max_error == pytest.approx(0.02)
+    assert found.relative_error == pytest.approx(0.01)
+    assert "0 ties" in str(found)
+
+
+def test_a_tie_goes_on_with_the_references_token() -> None:
+    generate = Counter(says={(5, 1): 9})
+    found = compare(reference(), generate, Counter())
+    assert generate.num_asked == [100, 1]
+    (tie,) = found.differences
+    assert (tie.step, tie.expected, tie.came) == (1, 11, 9)
+    assert tie.preference == pytest.approx(0.01)
+    assert found.wrong == ()
+
+
+def test_a_difference_beyond_the_error_is_wrong() -> None:
+    found = compare(reference(), Counter(says={(5, 2): 9, (7, 0): 55}), Counter())
+    assert [(each.step, each.came) for each in found.wrong] == [(2, 9), (0, 55)]
+    assert found.wrong[1].preference == math.inf
+    assert not found.passed
+    assert "2 wrong" in str(found)
+
+
+def test_too_many_ties_do_not_pass() -> None:
+    def tied(count: int) -> Parity:
+        return compare(reference(), Counter({(index, 1): 9 for index in range(count)}), Counter())
+
+    assert len(tied(6).differences) == 6
+    assert tied(6).passed
+    assert not tied(7).passed
+
+
+def test_logits_that_are_off_or_no_numbers_do_not_pass() -> None:
+    good = Parity(1, 1, 100, 0.1, 1.9e-2, ())
+    assert good.passed
+    assert not replace(good, relative_error=2.1e-2).passed
+    found = compare(reference(), Counter(), Counter(errors=(0.0, math.nan, 0.0)))
+    assert found.relative_error == math.inf
+    assert not found.passed
+
+
+def test_steps_after_a_difference_say_nothing_of_the_error() -> None:
+    """Their context is another one."""
+    says = {(index, 0): 9 for index in range(100)}
+    wild = Counter(says, errors=(0.02, 5.0, 5.0))
+    assert compare(reference(), Counter(), wild).max_error == pytest.approx(0.02)
+
+
+def test_our_engine_equals_its_reference(tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path, max_position_embeddings=256)
+    prompts = [[3], list(range(64)), list(range(200))]
+
+    made = make_reference(model, prompts, 1, lambda message: None, **LIMITS)
+    file = tmp_path / "reference.json"
+    made.write(file)
+    read = Reference.read(file, model)
+    found = parity.check(model, read, "cpu", "float32", 1, **LIMITS)
+
+    assert found.passed
+    assert found.max_error < 2e-5
+    assert [len(tokens) for tokens in read.tokens] == [NUM_NEW_TOKENS] * 3
+    engine = start_engine(model, "cpu", "float32", 1, **LIMITS)
+    (again,) = complete(engine, [prompts[2]], [5], None)
+    assert again.token_ids == read.tokens[2][:5]
+    assert again.tops == []
+
+
+def test_a_reference_of_other_weights_is_refused(tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path / "model")
+    reference(1).write(tmp_path / "reference.json")
+    with pytest.raises(MeasurementFailed, match="--make-reference"):
+        Reference.read(tmp_path / "reference.json", model)
+
+
+def test_the_gate_is_of_the_same_commit(tmp_path: Path) -> None:
+    file = tmp_path / "parity.json"
+    file.write_text(json.dumps({"sha": "a", "passed": True}))
+    require_parity(file, "a", lambda message: None)
+    with pytest.raises(GateRed, match="of commit b"):
+        require_parity(file, "b", lambda message: None)
+    file.write_text(json.dumps({"sha": "a", "passed": False}))
+    with pytest.raises(GateRed, match="failed"):
+        require_parity(file, "a", lambda message: None)
