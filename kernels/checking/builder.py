@@ -109,8 +109,13 @@ class CheckedBuilder(InterpreterBuilder):  # type: ignore[misc]
         return TensorHandle(exact.astype(z.data.dtype), z.dtype.scalar)
 
     def create_dot(self, a: Any, b: Any, d: Any, *precision: Any) -> Any:
+        """Sums of float32 are rounded once: numpy's own order of them depends on a row's place."""
         a, b = (TensorHandle(widened(e), tl.float32) if is_bf16(e) else e for e in (a, b))
-        return super().create_dot(a, b, d, *precision)
+        if d.dtype.scalar != tl.float32:
+            return super().create_dot(a, b, d, *precision)
+        wide = TensorHandle(d.data.astype(np.float64), tl.float64)
+        sums = super().create_dot(a, b, wide, *precision).data
+        return TensorHandle(sums.astype(np.float32), tl.float32)
 
     def _real(self, operation: Any, ptrs: Any, mask: Array, values: Array | None = None) -> Any:
         num_bytes = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
