@@ -5,20 +5,18 @@ tests of the same kernels, from the same bundle, on the same GPU.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from benchmarks.command import Progress, table
 from benchmarks.errors import BenchmarkError, GateRed
+from benchmarks.gpu_results import write_gpu_results
 from benchmarks.kernels.attention import ATTENTION_KNOBS, attention_cases
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
@@ -32,7 +30,6 @@ from benchmarks.results import ROOT, Row
 GATE_FOLDER = "tests/kernels/gpu"
 GATE = ("-m", "pytest", "-q", "-x", "-m", "gpu", "-c", "/dev/null", "--rootdir=.")
 GATE_TIMEOUT_S = 300
-PACKAGES = ("torch", "triton")
 
 
 def main() -> int:
@@ -112,34 +109,9 @@ def _run_gate() -> None:
 
 
 def _write(file: Path, sha: str, rows: Sequence[Row]) -> None:
-    """As benchmarks/results.py does, and the driver and clocks of the GPU."""
-    queried = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem"
-    driver, *clocks = _nvidia_smi(queried)
-    python = ".".join(map(str, sys.version_info[:3]))
-    content = {
-        "sha": sha,
-        "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
-        "gpu": torch.cuda.get_device_name(),
-        "clocks": dict(zip(queried.split(",")[1:], clocks, strict=True)),
-        "versions": {
-            "python": python,
-            **{package: version(package) for package in PACKAGES},
-            "cuda": torch.version.cuda,
-            "driver": driver,
-        },
-        "command": f"python -m benchmarks.kernels --sha {sha} --out {file.name}",
-        "shapes": {case.name: case.shape for case in _cases(None)},
-        "rows": [row.as_json() for row in rows],
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-
-def _nvidia_smi(queried: str) -> list[str]:
-    index = torch.cuda.current_device()
-    command = ["nvidia-smi", f"--query-gpu={queried}", "--format=csv,noheader", f"--id={index}"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    return [each.strip() for each in ran.stdout.strip().split(",")]
+    command = f"python -m benchmarks.kernels --sha {sha} --out {file.name}"
+    shapes = {case.name: case.shape for case in _cases(None)}
+    write_gpu_results(file, sha, command, rows, {"shapes": shapes})
 
 
 if __name__ == "__main__":

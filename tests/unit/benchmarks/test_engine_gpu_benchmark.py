@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu_results
 from benchmarks.engine import gpu, side_by_side
 from benchmarks.engine.bars import BARS, MEASURES, START, roofline_row
 from benchmarks.engine.job import Job, Outcome
@@ -200,3 +201,22 @@ def test_a_file_needs_its_commit(
     with pytest.raises(SystemExit):
         gpu.main()
     assert "--out needs --sha" in capsys.readouterr().err
+
+
+def test_the_file_names_the_gpu_and_its_clocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = ["580.1", "1980 MHz", "3201 MHz", "1980 MHz", "3201 MHz"]
+    monkeypatch.setattr(gpu_results, "_nvidia_smi", lambda queried: values)
+    monkeypatch.setattr(gpu_results.torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    file = tmp_path / "new" / "file.json"
+
+    gpu_results.write_gpu_results(
+        file, "abc", "python", [Row("c", "m", "ms", "lower", 2.0, "p", 3.0)], {"samples": [1]}
+    )
+
+    content = json.loads(file.read_text())
+    assert (content["sha"], content["gpu"], content["samples"]) == ("abc", "NVIDIA H200", [1])
+    assert content["clocks"]["clocks.mem"] == "3201 MHz"
+    assert content["versions"]["driver"] == "580.1"
+    assert content["rows"][0]["ratio"] == 1.5
