@@ -32,7 +32,7 @@ from benchmarks.engine.parity_reference import (
     start_engine,
     text_prompts,
 )
-from benchmarks.errors import BenchmarkError, GateRed
+from benchmarks.errors import BenchmarkError, GateRed, MeasurementFailed
 from benchmarks.results import ROOT
 
 MAX_TIE_SHARE = 0.02
@@ -47,13 +47,13 @@ Generate = Callable[[Sequence[list[int]], Sequence[int]], list[Completion]]
 @dataclass(frozen=True, slots=True)
 class Difference:
     """The first token of a run that is another. `preference`: by how much the reference likes its
-    own token better, in log probability; infinite beyond its NUM_TOP likeliest."""
+    own token better, in log probability; None: the other is not among its likeliest."""
 
     num_prompt_tokens: int
     step: int
     expected: int
     came: int
-    preference: float
+    preference: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,11 @@ class Parity:
 
     @property
     def wrong(self) -> tuple[Difference, ...]:
-        return tuple(each for each in self.differences if not each.preference < self.max_error)
+        return tuple(
+            each
+            for each in self.differences
+            if each.preference is None or each.preference >= self.max_error
+        )
 
     @property
     def passed(self) -> bool:
@@ -113,7 +117,8 @@ def require_parity(file: Path | None, sha: str, progress: Progress) -> None:
 
 
 def compare(reference: Reference, generate: Generate, generate_with_tops: Generate) -> Parity:
-    """`generate` is what is served; `generate_with_tops` shows log probabilities as well."""
+    """`generate` is what is served; `generate_with_tops` shows log probabilities as well. Raises
+    MeasurementFailed when these are no numbers."""
     max_error, relative_error = _errors(reference, generate_with_tops)
     return Parity(
         len(reference.prompts),
@@ -139,7 +144,10 @@ def _errors(reference: Reference, generate: Generate) -> tuple[float, float]:
                     errors.append(came[token_id] - logprob)
                     scales.append(reference.logits_rms[index][step])
     if not errors or not all(map(math.isfinite, errors)):
-        return math.inf, math.inf
+        raise MeasurementFailed(
+            f"expected log probabilities of the reference's likeliest tokens, got {len(errors)}, "
+            f"of which {sum(not math.isfinite(each) for each in errors)} are not finite"
+        )
     return max(map(abs, errors)), _rms(errors) / _rms(scales)
 
 
@@ -172,7 +180,7 @@ def _differences(reference: Reference, generate: Generate) -> list[Difference]:
 def _difference(reference: Reference, index: int, step: int, came: int) -> Difference:
     expected = reference.tokens[index][step]
     top = dict(reference.tops[index][step])
-    preference = top[expected] - top.get(came, -math.inf)
+    preference = top[expected] - top[came] if came in top else None
     return Difference(len(reference.prompts[index]), step, expected, came, preference)
 
 
@@ -264,7 +272,7 @@ def _write(arguments: argparse.Namespace, parity: Parity) -> None:
         **asdict(parity),
         "wrong": [asdict(each) for each in parity.wrong],
     }
-    arguments.out.write_text(json.dumps(content, indent=2).replace("Infinity", "1e999") + "\n")
+    arguments.out.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def _arguments() -> argparse.Namespace:

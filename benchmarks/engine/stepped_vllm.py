@@ -49,7 +49,6 @@ class SteppedVllm:
         params = self._sampling_params(
             temperature=0.0,
             max_tokens=num_new_tokens,
-            min_tokens=num_new_tokens,
             ignore_eos=True,
             detokenize=False,
             output_kind=self._delta,

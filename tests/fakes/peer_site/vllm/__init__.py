@@ -45,7 +45,6 @@ class LLMEngine:
         return bool(self._waiting or self._left)
 
     def add_request(self, request_id: str, prompt: dict, params: SamplingParams) -> None:
-        assert params.options["min_tokens"] == params.options["max_tokens"]
         self._waiting[request_id] = (prompt["prompt_token_ids"], params)
 
     def abort_request(self, request_ids: list[str]) -> None:
