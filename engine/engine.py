@@ -1,8 +1,10 @@
 """The engine on one thread. A step is one sentence: schedule, execute, postprocess."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Protocol
 
 from engine.errors import InvalidGrammar, InvalidSamplingParams, InvalidSequence
@@ -13,7 +15,6 @@ from engine.scheduling.batch import ScheduledBatch
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason, Sequence
 
-NOTHING_SAMPLED = SampledTokens((), ())
 SPILL_GROUP = 16  # blocks, of an 8B model in bf16 128 MiB
 MAX_IDLE_WAIT_S = 0.005  # of a step with nothing to compute; what an arrival may have to wait
 
@@ -25,6 +26,16 @@ class Executor(Protocol):
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         """Return one token for each of `batch.sampling`, in that order. A batch without sequences
         has spills, and nothing is computed."""
+
+
+PendingTokens = Callable[[], SampledTokens]  # waits for them
+
+
+@dataclass(frozen=True, slots=True)
+class StepInFlight:
+    batch: ScheduledBatch
+    tokens: PendingTokens
+    started_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,7 @@ class Engine:
 
     One thread at a time, except `prepare`, `stats` and `totals`, which any thread may call.
     An executor's error leaves `step` as it came; the engine must not be stepped after it.
+    `launch`, of an executor that has one, is `execute` without the wait for its tokens.
     """
 
     def __init__(
@@ -63,6 +75,7 @@ class Engine:
         executor: Executor,
         *,
         vocab_size: int,
+        launch: Callable[[ScheduledBatch], PendingTokens] | None = None,
         grammars: GrammarCompiler | None = None,
         check_integrity: bool = False,
         clock: Callable[[], float] = time.perf_counter,
@@ -73,13 +86,18 @@ class Engine:
         self._grammars = grammars
         self._check_integrity = check_integrity
         self._clock = clock
+        self._launch = launch or self._execute
+        self._num_left_in_flight = 0 if launch is None else 1
+        self._in_flight: deque[StepInFlight] = deque()
+        self._booked_s = -inf  # when a step was booked last
+        self._step_s = 0.0  # how long that took
         self._aborted: list[SequenceOutput] = []  # not reported yet
         self._totals = EngineTotals()
         self._stats = self._measure(0, 0, 0, 0.0)
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._aborted)
+        return self._scheduler.has_work or bool(self._aborted) or bool(self._in_flight)
 
     @property
     def stats(self) -> StepStats:
@@ -145,23 +163,28 @@ class Engine:
         return sequence.usage
 
     def step(self) -> StepOutput:
+        """Schedule, launch, postprocess. With a `launch` the newest step stays in flight, and what
+        is booked is the one before it: its outputs come a call later."""
         started_s = self._clock()
+        outputs = self._take_aborted()
+        if self._scheduler.awaits_history:
+            outputs += self._book_all_but(0)
         batch = self._scheduler.schedule()
-        num_decode_tokens = sum(entry.sequence.is_decoding for entry in batch.scheduled)
-        sampled = self._execute(batch)
-        outputs = (*self._take_aborted(), *self._scheduler.postprocess(batch, sampled))
+        if batch:
+            self._in_flight.append(StepInFlight(batch, self._launch(batch), started_s))
+        elif not self._in_flight:
+            self._await_restores(batch, started_s)
+        outputs += self._book_all_but(self._num_left_in_flight if batch else 0)
         if self._check_integrity:
             self._scheduler.check_integrity()
         self._count(outputs, batch)
-        step_s = self._clock() - started_s
-        self._scheduler.observe(batch, step_s)
         self._stats = self._measure(
-            batch.num_batched_tokens - num_decode_tokens,
-            num_decode_tokens,
+            batch.num_batched_tokens - batch.num_decode_tokens,
+            batch.num_decode_tokens,
             len(batch.preempted),
-            step_s * 1e3,
+            self._step_s * 1e3,
         )
-        return StepOutput(outputs, self._stats)
+        return StepOutput(tuple(outputs), self._stats)
 
     def spill_cached(self) -> Iterator[None]:
         """Hand the cached blocks to the cold tier, if there is one, a group at a time: when the
@@ -187,17 +210,33 @@ class Engine:
                     "use the tokenizer of this model"
                 )
 
-    def _execute(self, batch: ScheduledBatch) -> SampledTokens:
-        if batch:
-            return self._executor.execute(batch)
+    def _execute(self, batch: ScheduledBatch) -> PendingTokens:
+        sampled = self._executor.execute(batch)
+        return lambda: sampled
+
+    def _await_restores(self, batch: ScheduledBatch, started_s: float) -> None:
         self._scheduler.await_restores(MAX_IDLE_WAIT_S)
-        return NOTHING_SAMPLED
+        self._step_s = self._clock() - started_s
+        self._scheduler.observe(batch, self._step_s)
+
+    def _book_all_but(self, num_left: int) -> list[SequenceOutput]:
+        """Of the steps in flight the oldest first, each waited for."""
+        outputs: list[SequenceOutput] = []
+        while len(self._in_flight) > num_left:
+            step = self._in_flight.popleft()
+            outputs += self._scheduler.postprocess(step.batch, step.tokens())
+            now_s = self._clock()
+            # A step that was launched behind another began when that one ended.
+            self._step_s = now_s - max(step.started_s, self._booked_s)
+            self._booked_s = now_s
+            self._scheduler.observe(step.batch, self._step_s)
+        return outputs
 
     def _take_aborted(self) -> list[SequenceOutput]:
         aborted, self._aborted = self._aborted, []
         return aborted
 
-    def _count(self, outputs: tuple[SequenceOutput, ...], batch: ScheduledBatch) -> None:
+    def _count(self, outputs: list[SequenceOutput], batch: ScheduledBatch) -> None:
         totals = replace(
             self._totals,
             preemptions=self._totals.preemptions + len(batch.preempted),

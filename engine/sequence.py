@@ -7,6 +7,8 @@ from engine.grammar import GrammarState
 from engine.outputs import Usage
 from engine.sampling_params import SamplingParams
 
+PENDING = -1  # stands in `token_ids` for a token that a step in flight samples
+
 
 class SequenceStatus(Enum):
     WAITING = "waiting"
@@ -22,10 +24,12 @@ class FinishReason(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable, and owned by the scheduler alone.
+    """Mutable, and owned by the scheduler alone. What it says holds once the planned steps are
+    done: a planned token counts as computed, and one to be sampled is there, `PENDING`.
 
     Invariants, held by `check_integrity` of the scheduler:
-    `num_computed_tokens < len(token_ids)` while not finished (the newest token has no KV yet);
+    `num_computed_tokens < len(token_ids)` while not finished (the newest token has no KV yet; with
+    no token to sample, all are computed in the last step);
     `len(block_table) * block_size >= num_computed_tokens`; a waiting sequence owns no block.
     """
 
@@ -42,6 +46,7 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, in order
     num_computed_tokens: int = 0  # tokens whose KV is in the cache
+    num_pending_tokens: int = 0  # the last of `token_ids`
     num_cached_tokens: int = 0  # prompt tokens whose KV was found at the first admission
     num_preemptions: int = 0
     grammar_state: GrammarState | None = None  # after the tokens so far; a preemption keeps both
@@ -49,6 +54,10 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_known_tokens(self) -> int:
+        return len(self.token_ids) - self.num_pending_tokens
 
     @property
     def num_completion_tokens(self) -> int:
@@ -64,5 +73,36 @@ class Sequence:
         return self.num_uncomputed_tokens == 1 and self.num_completion_tokens > 0
 
     @property
+    def sampled_position(self) -> int:
+        """Of the token that the newest planned step samples, or the next would."""
+        return len(self.token_ids) - (self.num_pending_tokens > 0)
+
+    @property
+    def awaits_history(self) -> bool:
+        """Its next token depends on tokens that are pending, by more than attention."""
+        is_bound = self.params.has_penalties or self.grammar_state is not None
+        return is_bound and self.num_pending_tokens > 0
+
+    @property
+    def is_planned_out(self) -> bool:
+        """The planned steps compute and sample all that may be: there is no other to plan."""
+        most = self.params.max_tokens
+        return self.num_completion_tokens == most and self.num_uncomputed_tokens <= min(1, most)
+
+    @property
     def usage(self) -> Usage:
-        return Usage(self.num_prompt_tokens, self.num_cached_tokens, self.num_completion_tokens)
+        num_completion_tokens = self.num_known_tokens - self.num_prompt_tokens
+        return Usage(self.num_prompt_tokens, self.num_cached_tokens, num_completion_tokens)
+
+    def expect_token(self) -> None:
+        self.token_ids.append(PENDING)
+        self.num_pending_tokens += 1
+
+    def book_token(self, token_id: int) -> None:
+        """The first that was expected is this."""
+        self.token_ids[self.num_known_tokens] = token_id
+        self.num_pending_tokens -= 1
+
+    def drop_pending(self) -> None:
+        del self.token_ids[self.num_known_tokens :]
+        self.num_pending_tokens = 0

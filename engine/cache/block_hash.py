@@ -24,9 +24,15 @@ def extend(parent: bytes, token_ids: Sequence[int]) -> bytes:
 
 
 def extend_chain(
-    chain: list[bytes], root: bytes, token_ids: Sequence[int], block_size: int
+    chain: list[bytes],
+    root: bytes,
+    token_ids: Sequence[int],
+    block_size: int,
+    num_tokens: int | None = None,
 ) -> None:
-    """Append to `chain`, in place, the hashes of the full blocks of `token_ids` it still lacks."""
-    for start in range(len(chain) * block_size, len(token_ids) - block_size + 1, block_size):
+    """Append to `chain`, in place, the hashes of the full blocks of `token_ids` it still lacks;
+    of the first `num_tokens` of them only, if that is said."""
+    end = len(token_ids) if num_tokens is None else num_tokens
+    for start in range(len(chain) * block_size, end - block_size + 1, block_size):
         parent = chain[-1] if chain else root
         chain.append(extend(parent, token_ids[start : start + block_size]))

@@ -84,12 +84,13 @@ def _penalise(row: torch.Tensor, sequence: Sequence) -> None:
     params = sequence.params
     if not params.has_penalties:
         return
+    known = sequence.token_ids[: sequence.num_known_tokens]
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sequence.token_ids, device=row.device).unique()
+        seen = torch.tensor(known, device=row.device).unique()
         scores = row[seen]
         penalty = params.repetition_penalty
         row[seen] = torch.where(scores > 0, scores / penalty, scores * penalty)
-    completion = sequence.token_ids[sequence.num_prompt_tokens :]
+    completion = known[sequence.num_prompt_tokens :]
     if completion:
         token_ids, counts = torch.tensor(completion, device=row.device).unique(return_counts=True)
         row[token_ids] -= params.presence_penalty + params.frequency_penalty * counts
@@ -108,7 +109,7 @@ def _draw(logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
     mass = scaled.exp_().cumsum(-1, dtype=torch.float64)
     uniforms = counter_uniform(
         int64_of((each.seed for each in params), device),
-        int64_of((sequence.num_tokens for sequence in sequences), device),
+        int64_of((sequence.sampled_position for sequence in sequences), device),
     )
     total = mass[:, -1:]
     # u < 1, but u * total may round up to total, and no token's mass exceeds that.

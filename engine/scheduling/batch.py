@@ -1,6 +1,6 @@
 """The plan of one step: which sequences compute how many tokens, and what moves before."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine.cache.tiers import BlockRestore, BlockSpill
 from engine.sequence import Sequence
@@ -8,11 +8,22 @@ from engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """`num_new_tokens` tokens of `sequence`, from `start` on, get their KV in this step."""
+    """`num_new_tokens` tokens of `sequence`, from `start` on, get their KV in this step.
+
+    `samples`: the chunk ends at the newest token, and one is wanted after it. `is_decode`: it is
+    nothing but that newest token. Both as things stood when the step was planned.
+    """
 
     sequence: Sequence
     start: int  # = sequence.num_computed_tokens when the step was planned
     num_new_tokens: int
+    samples: bool = field(init=False)
+    is_decode: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_last = self.end == self.sequence.num_tokens
+        object.__setattr__(self, "samples", is_last and self.sequence.params.max_tokens > 0)
+        object.__setattr__(self, "is_decode", self.sequence.is_decoding)
 
     @property
     def end(self) -> int:
@@ -25,11 +36,6 @@ class ScheduledSequence:
     @property
     def block_table(self) -> list[int]:
         return self.sequence.block_table
-
-    @property
-    def samples(self) -> bool:
-        """The chunk ends at the newest token, and a token is wanted after it."""
-        return self.end == self.sequence.num_tokens and self.sequence.params.max_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,10 @@ class ScheduledBatch:
     @property
     def num_batched_tokens(self) -> int:
         return sum(entry.num_new_tokens for entry in self.scheduled)
+
+    @property
+    def num_decode_tokens(self) -> int:
+        return sum(entry.is_decode for entry in self.scheduled)
 
     @property
     def sampling(self) -> tuple[ScheduledSequence, ...]:

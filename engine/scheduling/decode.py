@@ -25,7 +25,7 @@ def plan_decodes(
     while allocator.num_free_blocks < num_kept:
         preempted.append(_preempt_youngest(running, allocator))
     for sequence in running:  # shrinks while we look, but only beyond `sequence` or at it
-        if not sequence.is_decoding:
+        if not sequence.is_decoding or sequence.is_planned_out:
             continue
         if _fills_its_blocks(sequence, allocator):
             while allocator.num_free_blocks <= num_kept and sequence not in preempted:
@@ -39,7 +39,7 @@ def plan_decodes(
 
 def _oldest_prefill_is_stuck(running: list[Sequence], allocator: BlockAllocator) -> bool:
     """Decodes are planned first; without a block kept for it, an older prefill could only watch."""
-    if not running or running[0].is_decoding:
+    if not running or running[0].is_decoding or running[0].is_planned_out:
         return False
     return _fills_its_blocks(running[0], allocator)
 

@@ -14,7 +14,7 @@ def find_prefilling(running: Iterable[Sequence]) -> list[Candidate]:
     return [
         Candidate(sequence, sequence.num_uncomputed_tokens)
         for sequence in running
-        if not sequence.is_decoding
+        if not (sequence.is_decoding or sequence.is_planned_out)
     ]
 
 

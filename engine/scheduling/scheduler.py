@@ -63,6 +63,11 @@ class Scheduler:
         return bool(self._sequences)
 
     @property
+    def awaits_history(self) -> bool:
+        """Pending tokens must be booked before the next step is planned."""
+        return any(sequence.awaits_history for sequence in self._running)
+
+    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
@@ -121,8 +126,10 @@ class Scheduler:
     def schedule(self) -> ScheduledBatch:
         """Plan the next step: every decode, then prefills within what is left of the budget.
 
-        While there is work the batch is not empty, and the oldest running sequence is in it; only
-        when all that could run await the cold tier is it empty, and `await_restores` passes time.
+        The plan counts as done: the next may be made before `postprocess` has its tokens, which
+        are pending until then. While there is work the batch is not empty, and the oldest running
+        sequence is in it unless it awaits its last token; only when all that could run await the
+        cold tier, and nothing is pending, is it empty, and `await_restores` passes time.
         """
         self._restores.collect()
         decodes, preempted = plan_decodes(self._running, self._allocator)
@@ -140,6 +147,8 @@ class Scheduler:
             if candidate.sequence.status is SequenceStatus.RUNNING:
                 self._waiting.remove(candidate.sequence)
                 insort(self._running, candidate.sequence, key=age)
+        for entry in (*decodes, *prefills):
+            self._expect(entry)
         evicted = self._allocator.take_evicted()
         return ScheduledBatch(
             (*decodes, *prefills),
@@ -166,18 +175,18 @@ class Scheduler:
     def postprocess(
         self, batch: ScheduledBatch, sampled: SampledTokens
     ) -> tuple[SequenceOutput, ...]:
-        """Book what the executor computed. `sampled` is in the order of `batch.sampling`."""
-        # Read before any token is appended: `samples` compares with the newest token.
+        """Book what the executor computed, batches in the order of their plans. `sampled` is in the
+        order of `batch.sampling`; the token of a sequence that ended meanwhile is dropped."""
         sampling = [entry.sequence.seq_id for entry in batch.sampling]
         tokens = dict(
             zip(sampling, zip(sampled.token_ids, sampled.logprobs, strict=True), strict=True)
         )
         outputs = []
         for entry in batch.scheduled:
-            if entry.sequence.status is SequenceStatus.FINISHED:  # aborted meanwhile
+            if entry.sequence.status is SequenceStatus.FINISHED:
                 continue
-            self._advance(entry)
-            output = self._conclude(entry.sequence, tokens.get(entry.sequence.seq_id))
+            self._register_filled(entry)
+            output = self._conclude(entry, tokens.get(entry.sequence.seq_id))
             if output is not None:
                 outputs.append(output)
         return tuple(outputs)
@@ -203,11 +212,16 @@ class Scheduler:
             self._restores,
         )
 
-    def _advance(self, entry: ScheduledSequence) -> None:
+    def _expect(self, entry: ScheduledSequence) -> None:
+        entry.sequence.num_computed_tokens = entry.end
+        if entry.samples:
+            entry.sequence.expect_token()
+
+    def _register_filled(self, entry: ScheduledSequence) -> None:
+        """Not those of a sequence that has lost its blocks meanwhile."""
         sequence, block_size = entry.sequence, self._allocator.block_size
-        sequence.num_computed_tokens = entry.end
         filled = range(entry.start // block_size, entry.end // block_size)
-        if filled and self._allocator.enable_prefix_cache:
+        if filled and sequence.block_table and self._allocator.enable_prefix_cache:
             self._hash_full_blocks(sequence)
             for index in filled:
                 self._allocator.register(
@@ -215,19 +229,20 @@ class Scheduler:
                 )
 
     def _conclude(
-        self, sequence: Sequence, sampled: tuple[int, TokenLogprobs | None] | None
+        self, entry: ScheduledSequence, sampled: tuple[int, TokenLogprobs | None] | None
     ) -> SequenceOutput | None:
-        """Append the sampled token, finish the sequence if that was its last; None if nothing
-        of that happened."""
+        """Book the sampled token, finish the sequence if that was its last; None if nothing of
+        that happened."""
+        sequence = entry.sequence
         token_ids: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprobs, ...] = ()
         if sampled is not None:
             token_id, logprob = sampled
-            sequence.token_ids.append(token_id)
+            sequence.book_token(token_id)
             if sequence.grammar_state is not None:
                 sequence.grammar_state.accept(token_id)
             token_ids, logprobs = (token_id,), (logprob,) if logprob is not None else ()
-        reason = _finish_reason(sequence)
+        reason = _finish_reason(entry)
         if reason is not None:
             self._finish(sequence, reason)
         elif sampled is None:
@@ -241,6 +256,7 @@ class Scheduler:
         self._allocator.free(sequence.block_table)
         self._restores.drop(sequence.seq_id)
         sequence.block_table = []
+        sequence.drop_pending()
         sequence.status = SequenceStatus.FINISHED
         sequence.finish_reason = reason
 
@@ -248,7 +264,11 @@ class Scheduler:
         if self._allocator.enable_prefix_cache:
             root = root_hash(self._address, sequence.cache_salt)
             extend_chain(
-                sequence.block_hashes, root, sequence.token_ids, self._allocator.block_size
+                sequence.block_hashes,
+                root,
+                sequence.token_ids,
+                self._allocator.block_size,
+                sequence.num_known_tokens,
             )
 
     def check_integrity(self) -> None:
@@ -278,7 +298,7 @@ class Scheduler:
     def _check_running(self, sequence: Sequence) -> None:
         num_computed, num_tokens = sequence.num_computed_tokens, sequence.num_tokens
         _require(
-            num_computed < num_tokens,
+            num_computed < num_tokens + sequence.is_planned_out,
             f"{sequence.seq_id} runs with {num_computed} of {num_tokens} tokens computed",
         )
         num_slots = len(sequence.block_table) * self._allocator.block_size
@@ -295,13 +315,15 @@ class Scheduler:
             )
 
 
-def _finish_reason(sequence: Sequence) -> FinishReason | None:
+def _finish_reason(entry: ScheduledSequence) -> FinishReason | None:
     """The context length needs no look: prompt + max_tokens was held against it at the door."""
-    num_sampled, params = sequence.num_completion_tokens, sequence.params
-    if num_sampled and sequence.token_ids[-1] in params.stop_token_ids:
+    sequence, params = entry.sequence, entry.sequence.params
+    num_sampled = sequence.usage.completion_tokens
+    newest_token_id = sequence.token_ids[sequence.num_known_tokens - 1]
+    if num_sampled and newest_token_id in params.stop_token_ids:
         is_cut = sequence.grammar_state is not None and sequence.grammar_state.has_failed
         return FinishReason.LENGTH if is_cut else FinishReason.STOP_TOKEN
-    is_warm_up_done = params.max_tokens == 0 and sequence.num_uncomputed_tokens == 0
+    is_warm_up_done = params.max_tokens == 0 and entry.end == sequence.num_prompt_tokens
     if is_warm_up_done or 0 < params.max_tokens == num_sampled:
         return FinishReason.LENGTH
     return None

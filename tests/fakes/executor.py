@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from engine.cache.tiers import BlockRestore, BlockSpill, ColdBlock, ColdTier
 from engine.outputs import SampledTokens
 from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
+from engine.sequence import PENDING
+from engine.sequence import Sequence as EngineSequence
 
 
 def token_after(token_ids: Sequence[int], vocab_size: int) -> int:
@@ -25,7 +27,8 @@ def expected_completion(prompt: Sequence[int], num_tokens: int, vocab_size: int)
 class FakeExecutor:
     """Keeps what a GPU would keep, per slot: whose KV it is, that is a digest of the tenant and of
     every token up to it. Fails the test when a sequence would read a slot that holds other KV.
-    The payload of a block is the digests in its slots.
+    The payload of a block is the digests in its slots. A token that is pending when it is computed
+    is the one that was sampled here: as on a GPU, whose tokens the next step reads there.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class FakeExecutor:
         self._cold_tier = cold_tier
         self._format = f"<{block_size}I"
         self._kv: dict[int, int] = {}  # slot -> digest
+        self._sampled: dict[EngineSequence, tuple[int, int]] = {}  # position, token: the last
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         assert batch, "an empty batch reached the executor"
@@ -60,10 +64,23 @@ class FakeExecutor:
         assert len(written) == batch.num_batched_tokens, "two sequences write the same slot"
         self._kv |= written
         token_ids = tuple(
-            token_after(entry.sequence.token_ids[: entry.end], self._vocab_size)
-            for entry in batch.sampling
+            token_after(self._history(entry), self._vocab_size) for entry in batch.sampling
         )
+        for entry, token_id in zip(batch.sampling, token_ids, strict=True):
+            self._sampled[entry.sequence] = entry.end, token_id
         return SampledTokens(token_ids, (None,) * len(token_ids))
+
+    def launch(self, batch: ScheduledBatch) -> Callable[[], SampledTokens]:
+        sampled = self.execute(batch)
+        return lambda: sampled
+
+    def _history(self, entry: ScheduledSequence) -> list[int]:
+        """The tokens before the chunk's end."""
+        token_ids = entry.sequence.token_ids[: entry.end]
+        if token_ids[-1] == PENDING:
+            position, token_ids[-1] = self._sampled[entry.sequence]
+            assert position == entry.end - 1, "a pending token that was not sampled last"
+        return token_ids
 
     def _spill(self, spills: Sequence[BlockSpill]) -> None:
         if not spills:
@@ -92,7 +109,7 @@ class FakeExecutor:
 
     def _compute(self, entry: ScheduledSequence) -> dict[int, int]:
         """The KV of the entry's tokens by slot, once all before them proved to be its own."""
-        digests, slots = _digests(entry), self._slots(entry)
+        digests, slots = _digests(entry, self._history(entry)), self._slots(entry)
         found = [self._kv.get(slot) for slot in slots[: entry.start]]
         assert found == digests[: entry.start], (
             f"{entry.sequence.seq_id} reads foreign KV: {found} for {digests[: entry.start]}"
@@ -108,9 +125,9 @@ class FakeExecutor:
         return slots[: entry.end]
 
 
-def _digests(entry: ScheduledSequence) -> list[int]:
+def _digests(entry: ScheduledSequence, token_ids: Sequence[int]) -> list[int]:
     digests, digest = [], zlib.crc32(entry.sequence.cache_salt)
-    for token_id in entry.sequence.token_ids[: entry.end]:
+    for token_id in token_ids:
         digest = zlib.crc32(struct.pack("<I", token_id), digest)
         digests.append(digest)
     return digests

@@ -1,6 +1,6 @@
 """The scheduler under anything: whatever is added, aborted, preempted, spilled, restored, late,
-lost or damaged, the books agree, the limits hold, and every sequence gets the tokens it would have
-got alone."""
+lost or damaged, with one step planned ahead or none, the books agree, the limits hold, and every
+sequence gets the tokens it would have got alone."""
 
 import hypothesis.strategies as st
 from hypothesis import settings
@@ -71,7 +71,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.executor = FakeExecutor(BLOCK_SIZE, vocab_size=VOCAB_SIZE, cold_tier=self.tier)
         self.sequences: list[Sequence] = []
         self.received: dict[str, list[int]] = {}
-        self.in_flight = None
+        self.in_flight = []
 
     @rule(
         num_shared=st.integers(0, len(SHARED)),
@@ -111,7 +111,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def add_again(self, draw, max_tokens):
         """A prompt that starts as an earlier sequence went on: what prefix caches are for."""
         earlier = draw.draw(st.sampled_from(self.sequences))
-        token_ids = earlier.token_ids[: MAX_MODEL_LEN - max_tokens]
+        num_tokens = min(earlier.num_known_tokens, MAX_MODEL_LEN - max_tokens)
+        token_ids = earlier.token_ids[:num_tokens]
         sequence = Sequence(
             f"s{len(self.sequences)}",
             list(token_ids),
@@ -123,39 +124,40 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.sequences.append(sequence)
         self.received[sequence.seq_id] = []
 
-    @precondition(lambda self: self.in_flight is None)
+    @precondition(lambda self: len(self.in_flight) < 2)
     @rule()
     def execute(self):
+        planned_out = {s.seq_id for s in self.sequences if s.is_planned_out}
         had_running = self.scheduler.num_running > 0
         decoding = {s.seq_id for s in self.sequences if s.block_table and s.is_decoding}
+        was_in_flight = bool(self.in_flight)
         batch = self.scheduler.schedule()
         assert not had_running or len(batch.restores) <= self.max_restores
         self.now_s += STEP_S
         is_idle = self.restores.num_awaited > 0 and self.scheduler.num_running == 0
-        assert bool(batch) or is_idle == self.scheduler.has_work
-        self.check_batch(batch)
+        assert bool(batch) or was_in_flight or is_idle == self.scheduler.has_work
+        self.check_batch(batch, planned_out)
         self.check_time(batch, decoding)
         if batch:
-            self.in_flight = batch, self.executor.execute(batch)
+            self.in_flight.append((batch, self.executor.execute(batch)))
 
-    @precondition(lambda self: self.in_flight is not None)
+    @precondition(lambda self: self.in_flight)
     @rule(step_s=st.sampled_from(STEP_TIMES_S))
     def postprocess(self, step_s=0.005):
-        batch, sampled = self.in_flight
+        batch, sampled = self.in_flight.pop(0)
         self.scheduler.observe(batch, step_s)
-        self.in_flight = None
         for output in self.scheduler.postprocess(batch, sampled):
             self.received[output.seq_id] += output.token_ids
             sequence = next(s for s in self.sequences if s.seq_id == output.seq_id)
             assert output.finish_reason is sequence.finish_reason
             assert output.usage.completion_tokens == len(self.received[output.seq_id])
 
-    @precondition(lambda self: self.in_flight is None)
-    @rule(num_steps=st.integers(1, 6))
-    def step(self, num_steps):
+    @rule(num_steps=st.integers(1, 6), num_ahead=st.sampled_from([0, 1]))
+    def step(self, num_steps, num_ahead):
         for _ in range(num_steps):
-            self.execute()
-            if self.in_flight is not None:
+            if len(self.in_flight) < 2:
+                self.execute()
+            while len(self.in_flight) > num_ahead:
                 self.postprocess()
             self.books_agree()
 
@@ -188,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def books_agree(self):
         self.scheduler.check_integrity()
 
-    def check_batch(self, batch):
+    def check_batch(self, batch, planned_out):
         assert batch.num_batched_tokens <= self.config.max_num_batched_tokens
         assert self.scheduler.num_running <= self.config.max_num_sequences
         scheduled = [entry.sequence.seq_id for entry in batch.scheduled]
@@ -201,7 +203,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         running = [s for s in self.sequences if s.status is SequenceStatus.RUNNING]
         if running:
             oldest = min(running, key=lambda s: (s.priority, s.arrival_index))
-            assert oldest.seq_id in scheduled, "the oldest sequence stands still"
+            assert oldest.seq_id in {*scheduled, *planned_out}, "the oldest sequence stands still"
 
     def check_time(self, batch, decoding):
         """Beside decodes, prefills stay in their time; or there is one of them, of one block."""
@@ -247,7 +249,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "scheduler"):
             return
-        if self.in_flight is not None:
+        while self.in_flight:
             self.postprocess()
         # The oldest advances a token a step at least, and a preempted one starts over only when
         # an older one lives: a bound on the steps that no live- or deadlock can keep, each at most
@@ -255,7 +257,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(1 + MAX_NUM_IDLE_STEPS * MAX_MODEL_LEN * len(self.sequences)):
             if not self.scheduler.has_work:
                 break
-            self.step(1)
+            self.step(1, 0)
         assert not self.scheduler.has_work
         assert self.allocator.num_referenced_blocks == 0
         assert self.restores.num_awaited == 0
