@@ -9,6 +9,8 @@ from typing import Protocol
 
 import torch
 
+from engine.execution.uploads import upload
+
 
 class Chunk(Protocol):
     """New tokens of one sequence, at positions [start, end): a ScheduledSequence on rank 0, on the
@@ -81,16 +83,8 @@ def build_inputs(batch: Chunks, block_size: int, device: torch.device) -> ModelI
         last_rows[index] for index, chunk in enumerate(batch.scheduled) if chunk.samples
     ]
 
-    def to_tensor(numbers: list[int]) -> torch.Tensor:
-        return torch.tensor(numbers, dtype=torch.int64, device=device)
-
-    return ModelInputs(
-        to_tensor(input_ids),
-        to_tensor(positions),
-        to_tensor(slots),
-        tuple(spans),
-        to_tensor(sampled_rows),
-    )
+    per_token = upload([input_ids, positions, slots], device)
+    return ModelInputs(*per_token, tuple(spans), upload(sampled_rows, device))
 
 
 def _group(scheduled: Items[Chunk], block_size: int) -> list[list[tuple[int, Chunk]]]:
@@ -129,6 +123,6 @@ def _build_span(
     return QuerySpan(
         start=start,
         query_len=group[0].num_new_tokens,
-        block_tables=torch.tensor(tables, dtype=torch.int64, device=device),
-        context_lens=torch.tensor([chunk.end for chunk in group], dtype=torch.int64, device=device),
+        block_tables=upload(tables, device),
+        context_lens=upload([chunk.end for chunk in group], device),
     )

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from engine.errors import EngineError
 from engine.execution.inputs import ModelInputs, QuerySpan
 from engine.execution.kv_tensors import KVTensors
+from engine.execution.uploads import upload
 from kernels.kv_append.api import kv_append
 from kernels.paged_decode.api import paged_decode
 from kernels.paged_prefill.api import paged_prefill
@@ -25,13 +26,13 @@ class PagedRows:
     """Sequences that attend in one launch: one token each, or a chunk each.
 
     block_tables [num_sequences, max_num_blocks] and context_lens [num_sequences] int64;
-    query_starts [num_sequences + 1] int32: where the chunks begin among these rows.
+    query_starts [num_sequences + 1] int32: where chunks begin among these rows; None of tokens.
     """
 
     rows: slice
     block_tables: torch.Tensor
     context_lens: torch.Tensor
-    query_starts: torch.Tensor
+    query_starts: torch.Tensor | None
     max_query_len: int
 
 
@@ -70,6 +71,14 @@ class TritonAttention:
         assert inputs.spans[: len(decodes)] == tuple(decodes), "single tokens come first"
         return PagedMetadata(inputs.slot_mapping, _rows_of(decodes), _rows_of(chunks))
 
+    def prepare_decodes(
+        self, slot_mapping: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
+    ) -> PagedMetadata:
+        """Of rows that are one token each; a context of 0, with slot -1, is padding."""
+        num_rows = len(context_lens)
+        rows = PagedRows(slice(0, num_rows), block_tables, context_lens, None, 1)
+        return PagedMetadata(slot_mapping, rows, None)
+
     def attend(
         self,
         layer: int,
@@ -87,6 +96,7 @@ class TritonAttention:
                 paged_decode(query[decodes.rows], *caches, *tables, self._scale, window)
             )
         if (chunks := metadata.chunks) is not None:
+            assert chunks.query_starts is not None
             tables = chunks.block_tables, chunks.context_lens
             attended.append(
                 paged_prefill(
@@ -115,6 +125,6 @@ def _rows_of(spans: Items[QuerySpan]) -> PagedRows | None:
         slice(spans[0].rows.start, spans[-1].rows.stop),
         torch.cat(tables),
         torch.cat([span.context_lens for span in spans]),
-        torch.tensor(starts, dtype=torch.int32, device=tables[0].device),
+        upload(starts, tables[0].device, torch.int32),
         max(span.query_len for span in spans),
     )

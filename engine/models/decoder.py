@@ -37,21 +37,25 @@ class Decoder:
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """input_ids, positions [num_tokens] int64 -> hidden [num_tokens, hidden_size]."""
-        weights = self.weights
+        """input_ids, positions [num_tokens] int64 -> [num_tokens, hidden_size], after the last
+        norm."""
+        weights, eps = self.weights, self.config.rms_norm_eps
         cos, sin = self.rope.cos_sin(positions, weights.dtype)
-        hidden = self._embed(input_ids)
-        for index, layer in enumerate(weights.layers):
-            query, key, value = self._project(layer, hidden, cos, sin)
-            attended = attend(index, query, key, value)
-            hidden += self.ranks.all_reduce(linear(attended.flatten(1), layer.output))
-            hidden += self.ranks.all_reduce(self._mlp(layer, hidden))
-        return hidden
+        residual = self._embed(input_ids)
+        normed = rms_norm(residual, weights.layers[0].input_norm, eps)
+        next_norms = (*[layer.input_norm for layer in weights.layers[1:]], weights.final_norm)
+        for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True)):
+            query, key, value = self._project(layer, normed, cos, sin)
+            attended = attend(index, query, key, value).flatten(1)
+            update = self.ranks.all_reduce(linear(attended, layer.output))
+            normed = rms_norm(update, layer.post_attention_norm, eps, residual)
+            update = self.ranks.all_reduce(self._mlp(layer, normed))
+            normed = rms_norm(update, next_norm, eps, residual)
+        return normed
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [num_rows, hidden_size] -> float32 [num_rows, vocab_size] on rank 0, on the
-        others the columns of their own part of the vocabulary."""
-        normed = rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps)
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """Rows of what `forward` gives -> float32 [num_rows, vocab_size] on rank 0, on the others
+        the columns of their own part of the vocabulary."""
         columns = self.ranks.gather_columns(linear(normed, self.weights.lm_head))
         return columns[:, : self.config.vocab_size].float()
 
@@ -64,10 +68,10 @@ class Decoder:
         return self.ranks.all_reduce(embedded.masked_fill_(is_foreign[:, None], 0.0))
 
     def _project(
-        self, layer: LayerWeights, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self, layer: LayerWeights, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         config, eps = self.config, self.config.rms_norm_eps
-        qkv = linear(rms_norm(hidden, layer.input_norm, eps), layer.qkv)
+        qkv = linear(normed, layer.qkv)
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)
         turning = heads[:, : -config.num_kv_heads]  # queries and keys
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -82,8 +86,7 @@ class Decoder:
             heads[:, -config.num_kv_heads :],
         )
 
-    def _mlp(self, layer: LayerWeights, hidden: torch.Tensor) -> torch.Tensor:
-        normed = rms_norm(hidden, layer.post_attention_norm, self.config.rms_norm_eps)
+    def _mlp(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
         return linear(silu_mul(linear(normed, layer.gate_up)), layer.down)
 
 

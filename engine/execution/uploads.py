@@ -1,0 +1,39 @@
+"""Host to device and back, without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+
+import torch
+
+
+def upload(
+    numbers: Items[int] | Items[Items[int]],
+    device: torch.device,
+    dtype: torch.dtype = torch.int64,
+) -> torch.Tensor:
+    if device.type == "cpu":
+        return torch.tensor(numbers, dtype=dtype)
+    # From pageable memory the driver would wait for the stream first.
+    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+
+
+def download(tensor: torch.Tensor) -> torch.Tensor:
+    """Holds what it says once the stream has come so far: see `Arrival`."""
+    if not tensor.is_cuda:
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+class Arrival:
+    """Of all that was queued on the current stream of `device` when this was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
