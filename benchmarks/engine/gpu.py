@@ -62,7 +62,7 @@ def _measure(run: SideBySide) -> Iterator[Row]:
             if rows and copy_bytes_per_us is not None:
                 yield from roofline_row(measure, rows[0], copy_bytes_per_us)
         if is_started:
-            yield from start_rows(ours, peer)
+            yield from start_rows(ours, run.ours(shape, []), peer)
     if copy_bytes_per_us is not None:
         rate = copy_bytes_per_us / 1e6
         yield Row("device copy", "bytes read and written", "TB/s", "higher", rate)

@@ -24,7 +24,6 @@ import torch
 from benchmarks.command import Progress
 from benchmarks.engine.parity_reference import (
     NUM_NEW_TOKENS,
-    NUM_TOP,
     Completion,
     Reference,
     complete,
@@ -58,8 +57,8 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """`max_error` and `relative_error` of log probabilities of the reference's likeliest tokens:
-    the largest, and the RMS relative to the RMS of the logits about their mean."""
+    """`max_error`: of the log probabilities of the reference's likeliest tokens. `relative_error`:
+    of the logits about their mean, over tokens drawn evenly from the vocabulary."""
 
     num_prompts: int
     longest_prompt: int
@@ -86,11 +85,12 @@ class Parity:
         )
 
     def __str__(self) -> str:
+        num_ties = len(self.differences) - len(self.wrong)
         return (
             f"{self.num_tokens} tokens of {self.num_prompts} prompts of up to "
-            f"{self.longest_prompt}: {len(self.differences) - len(self.wrong)} ties (at most "
-            f"{MAX_TIE_SHARE:.0%}), {len(self.wrong)} wrong, logits off by {self.max_error:.3g}, "
-            f"relative {self.relative_error:.2e} (at most {self.max_relative_error:.0e}): "
+            f"{self.longest_prompt}: {num_ties} ties (at most {MAX_TIE_SHARE:.0%}), "
+            f"{len(self.wrong)} wrong; the likeliest off by {self.max_error:.3g}, all logits by "
+            f"{self.relative_error:.2e} (at most {self.max_relative_error:.0e}): "
             f"{'passed' if self.passed else 'FAILED'}"
         )
 
@@ -116,10 +116,10 @@ def require_parity(file: Path | None, sha: str, progress: Progress) -> None:
     progress("parity of the small model: passed")
 
 
-def compare(reference: Reference, generate: Generate, generate_with_tops: Generate) -> Parity:
-    """`generate` is what is served; `generate_with_tops` shows log probabilities as well. Raises
+def compare(reference: Reference, generate: Generate, generate_probed: Generate) -> Parity:
+    """`generate` is what is served; `generate_probed` shows log probabilities as well. Raises
     MeasurementFailed when these are no numbers."""
-    max_error, relative_error = _errors(reference, generate_with_tops)
+    max_error, relative_error = _errors(reference, generate_probed)
     return Parity(
         len(reference.prompts),
         max(map(len, reference.prompts)),
@@ -131,24 +131,32 @@ def compare(reference: Reference, generate: Generate, generate_with_tops: Genera
 
 
 def _errors(reference: Reference, generate: Generate) -> tuple[float, float]:
-    """Of the steps whose tokens before are the reference's; (largest, relative RMS)."""
+    """(largest of the likeliest tokens, relative of the probes) over the steps whose tokens before
+    are the reference's."""
     lengths = [len(tokens) for tokens in reference.tokens]
-    errors, scales = [], []
+    largest: list[float] = []
+    squares = torch.zeros(2, dtype=torch.float64)  # of errors, of the logits
     for index, completion in enumerate(generate(reference.prompts, lengths)):
         for step, top in enumerate(completion.tops):
             if completion.token_ids[:step] != reference.tokens[index][:step]:
                 break
-            came = dict(top)
-            for token_id, logprob in reference.tops[index][step]:
-                if token_id in came:
-                    errors.append(came[token_id] - logprob)
-                    scales.append(reference.logits_rms[index][step])
-    if not errors or not all(map(math.isfinite, errors)):
+            came, likeliest = dict(top), reference.tops[index][step]
+            largest += [abs(came[each] - value) for each, value in likeliest if each in came]
+            squares += _squares(completion.probed[step], reference.probed[index][step])
+    if not largest or not squares.isfinite().all():
         raise MeasurementFailed(
-            f"expected log probabilities of the reference's likeliest tokens, got {len(errors)}, "
-            f"of which {sum(not math.isfinite(each) for each in errors)} are not finite"
+            f"expected finite log probabilities of the reference's likeliest tokens, got "
+            f"{len(largest)}, and sums of squares {squares.tolist()}"
         )
-    return max(map(abs, errors)), _rms(errors) / _rms(scales)
+    return max(largest), math.sqrt(squares[0] / squares[1])
+
+
+def _squares(came: Sequence[float], expected: Sequence[float]) -> torch.Tensor:
+    """Sums over the probes, about the mean: a shift of all logits is no error, and log
+    probabilities hold one."""
+    one, other = (torch.tensor(each, dtype=torch.float64) for each in (came, expected))
+    error, logits = one - one.mean() - other + other.mean(), other - other.mean()
+    return torch.stack((error.square().sum(), logits.square().sum()))
 
 
 def _differences(reference: Reference, generate: Generate) -> list[Difference]:
@@ -184,18 +192,14 @@ def _difference(reference: Reference, index: int, step: int, came: int) -> Diffe
     return Difference(len(reference.prompts[index]), step, expected, came, preference)
 
 
-def _rms(values: Sequence[float]) -> float:
-    return math.sqrt(sum(value * value for value in values) / len(values))
-
-
 def check(
     model: Path, reference: Reference, device: str, dtype: str, num_threads: int, **limits: int
 ) -> Parity:
     engine = start_engine(model, device, dtype, num_threads, **limits)
     return compare(
         reference,
-        lambda prompts, counts: complete(engine, prompts, counts, None),
-        lambda prompts, counts: complete(engine, prompts, counts, NUM_TOP),
+        lambda prompts, counts: complete(engine, prompts, counts),
+        lambda prompts, counts: complete(engine, prompts, counts, reference.probes),
     )
 
 

@@ -5,11 +5,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
 
 from benchmarks import gpu_results
-from benchmarks.engine import gpu, side_by_side
+from benchmarks.engine import attention, gpu, side_by_side
 from benchmarks.engine.bars import BARS, MEASURES, START, roofline_row
 from benchmarks.engine.job import Job, Outcome
 from benchmarks.engine.shapes import LLAMA_8B, SMOLLM2_135M
@@ -131,7 +133,7 @@ def test_rows_of_a_whole_run(run: SideBySide) -> None:
     assert {row.case for row in rows} == PROMISED - {"attn_b1_128k"} | {"device copy"}
     more = run.more()
     assert json.loads(json.dumps(more)) == more
-    assert len(run.jobs) == 4
+    assert len(run.jobs) == 5
     assert more["failed"] == {}
 
 
@@ -154,6 +156,7 @@ def test_what_failed_has_no_row_and_does_not_stop_the_rest(
         "vllm, llama-3.1-8b": "no first token",
         "vllm, smollm2-135m": "no first token",
         "flashray, llama-3.1-8b": {"ttft_8k": "out of time"},
+        "flashray, llama-3.1-8b, start alone": {"ttft_8k": "out of time"},
         "flashray, smollm2-135m": {"ttft_8k": "out of time"},
     }
 
@@ -220,3 +223,24 @@ def test_the_file_names_the_gpu_and_its_clocks(
     assert content["clocks"]["clocks.mem"] == "3201 MHz"
     assert content["versions"]["driver"] == "580.1"
     assert content["rows"][0]["ratio"] == 1.5
+
+
+def test_flash_attention_is_called_as_vllm_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers in int32, the result into a tensor that is there."""
+    module = ModuleType("vllm.vllm_flash_attn")
+    called: list[dict[str, object]] = []
+    module.flash_attn_varlen_func = lambda **options: called.append(options)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", module)
+    query = torch.zeros(3, 4, 8)
+    caches = [torch.zeros(6, attention.BLOCK_SIZE, 2, 8) for _ in "kv"]
+    tables, lengths = torch.arange(6).view(3, 2), torch.full((3,), 100)
+
+    attention._flash_attention((query, *caches, tables, lengths, 0.5))()
+
+    (options,) = called
+    assert options["out"].shape == query.shape
+    assert options["cu_seqlens_q"].tolist() == [0, 1, 2, 3]
+    assert options["max_seqlen_k"] == 2 * attention.BLOCK_SIZE
+    integers = [options[name] for name in ("cu_seqlens_q", "seqused_k", "block_table")]
+    assert all(each.dtype == torch.int32 for each in integers)
