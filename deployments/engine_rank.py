@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from deployments.cold_client import ColdClient
 from deployments.cold_store import ColdStoreLimits
 from deployments.engine_shell import RankLoad, RankStatus
+from deployments.grammars import ModelGrammars
 from deployments.in_process_rank import rank_status
+from deployments.model_files import MANIFEST
 from deployments.node_stores import NodeStores
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
@@ -125,7 +127,9 @@ class EngineRank:
         from engine.build import build_engine_around, build_model_runner
 
         runner = build_model_runner(self._config, cold_tier=self._cold_tier)
-        self._engine = AsyncEngine(build_engine_around(runner, self._config))
+        self._engine = AsyncEngine(
+            build_engine_around(runner, self._config, grammars=self._grammars())
+        )
         return runner
 
     def _join(self, rendezvous: Rendezvous) -> ModelRunner:
@@ -143,10 +147,16 @@ class EngineRank:
         ranks.minimum(1)  # every rank has attached to the ring, and has room for its weights
         if ring is not None:
             ring.seal()
-            self._engine = AsyncEngine(build_leader(runner, self._config, ranks, ring))
+            leader = build_leader(runner, self._config, ranks, ring, self._grammars())
+            self._engine = AsyncEngine(leader)
         elif reader is not None:
             self._follower = build_follower(runner, reader)
         return runner
+
+    def _grammars(self) -> ModelGrammars | None:
+        """None for bare weights: nobody says what their tokens spell."""
+        folder = self._config.model_path
+        return ModelGrammars.of_model(folder) if (folder / MANIFEST).is_file() else None
 
     def _options(self) -> Any:
         from engine.ranks.group import RankOptions

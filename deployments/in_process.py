@@ -14,6 +14,7 @@ import uvicorn
 from deployments.config import AppConfig
 from deployments.engine_shell import EngineShell, ShellOptions
 from deployments.flash_engine import engine_config
+from deployments.grammars import ModelGrammars
 from deployments.in_process_rank import InProcessRank
 from deployments.model_files import prepare_model
 from deployments.router_ingress import served_model
@@ -35,7 +36,10 @@ def serve_model(model_path: Path) -> Iterator[ServedModel]:
     key of its own. Raises DeploymentError, EngineError."""
     config = AppConfig(model=str(model_path))
     files = prepare_model(config.model)
-    rank = InProcessRank(AsyncEngine(build_engine(engine_config(str(files.path), config.engine))))
+    engine = build_engine(
+        engine_config(str(files.path), config.engine), grammars=ModelGrammars.of_model(files.path)
+    )
+    rank = InProcessRank(AsyncEngine(engine))
     shell = EngineShell(rank, ShellOptions(lease_s=NO_LEASE_S))
     key = f"sk-flashray-{secrets.token_urlsafe(24)}"
     app = create_app(

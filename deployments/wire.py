@@ -3,6 +3,7 @@
 from dataclasses import fields
 
 from engine import errors as engine_errors
+from engine.grammar import Grammar, GrammarKind
 from engine.outputs import SequenceOutput
 from engine.outputs import Usage as EngineUsage
 from engine.sampling_params import SamplingParams
@@ -15,6 +16,9 @@ def to_sampling_params(settings: SamplingSettings) -> SamplingParams:
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     values["stop_token_ids"] = frozenset(settings.stop_token_ids)
     try:
+        if settings.grammar is not None:
+            kind = GrammarKind(settings.grammar.kind.value)
+            values["grammar"] = Grammar(kind, settings.grammar.text)
         return SamplingParams(**values)
     except engine_errors.InvalidSamplingParams as exc:
         raise InvalidRequest(str(exc)) from exc

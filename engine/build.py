@@ -14,14 +14,23 @@ from engine.config import EngineConfig
 from engine.engine import Engine, Executor
 from engine.errors import CacheTooSmall, CheckpointError, EngineError
 from engine.execution.attention import ReferenceAttention
+from engine.execution.decode_graphs import DecodeGraphs, GraphRecorder, padded_sizes
 from engine.execution.kv_tensors import KVTensors, block_bytes, num_blocks_for
 from engine.execution.model_runner import ModelRunner
 from engine.execution.sampler import Sampler
+from engine.execution.sequence_slots import SequenceSlots
 from engine.execution.triton_attention import TritonAttention
-from engine.models.decoder import build_decoder
+from engine.grammar import GrammarCompiler
+from engine.models.decoder import Decoder, build_decoder
 from engine.models.model_config import ModelConfig
 from engine.models.shard import shard_of
-from engine.models.weights import find_weight_files, load_weights, resolve_dtype
+from engine.models.weights import (
+    DecoderWeights,
+    dummy_weights,
+    find_weight_files,
+    load_weights,
+    resolve_dtype,
+)
 from engine.ranks.follower import FollowerLoop
 from engine.ranks.group import SINGLE_RANK, Ranks
 from engine.ranks.leader import LeadingExecutor
@@ -29,6 +38,7 @@ from engine.ranks.plan import max_plan_bytes
 from engine.ranks.plan_ring import PlanReader, PlanRing, ring_capacity
 from engine.scheduling.scheduler import Scheduler
 
+AUTO, DUMMY = "auto", "dummy"
 CACHE_LAYOUT_VERSION = 1  # counts up when the same tokens get different bytes in a block
 ATTENTION_BACKENDS: dict[str, type[TritonAttention] | type[ReferenceAttention]] = {
     "triton": TritonAttention,
@@ -37,22 +47,37 @@ ATTENTION_BACKENDS: dict[str, type[TritonAttention] | type[ReferenceAttention]] 
 _NUM_SAMPLED_PAGES, _PAGE_BYTES = 64, 4096
 
 
-def build_engine(config: EngineConfig, cold_tier: ColdTier | None = None) -> Engine:
-    """An engine of one rank. Loads the weights: seconds. Raises UnsupportedModel, CheckpointError,
-    CacheTooSmall, EngineError."""
-    return build_engine_around(build_model_runner(config, cold_tier=cold_tier), config)
+def build_engine(
+    config: EngineConfig,
+    cold_tier: ColdTier | None = None,
+    grammars: GrammarCompiler | None = None,
+) -> Engine:
+    """An engine of one rank; without `grammars` it refuses what asks for one. Loads the weights:
+    seconds. Raises UnsupportedModel, CheckpointError, CacheTooSmall, EngineError."""
+    runner = build_model_runner(config, cold_tier=cold_tier)
+    return build_engine_around(runner, config, grammars=grammars)
 
 
 def build_engine_around(
-    runner: ModelRunner, config: EngineConfig, ranks: Ranks = SINGLE_RANK
+    runner: ModelRunner,
+    config: EngineConfig,
+    ranks: Ranks = SINGLE_RANK,
+    grammars: GrammarCompiler | None = None,
 ) -> Engine:
     """The engine over a runner of `build_model_runner`, made of the same arguments."""
-    return _engine_over(runner, runner, config, ranks)
+    return _engine_over(runner, runner, config, ranks, grammars)
 
 
-def build_leader(runner: ModelRunner, config: EngineConfig, ranks: Ranks, ring: PlanRing) -> Engine:
-    """Rank 0 of several: its plans go to the others through `ring`."""
-    return _engine_over(LeadingExecutor(runner, ring, ranks.size), runner, config, ranks)
+def build_leader(
+    runner: ModelRunner,
+    config: EngineConfig,
+    ranks: Ranks,
+    ring: PlanRing,
+    grammars: GrammarCompiler | None = None,
+) -> Engine:
+    """Rank 0 of several: its plans go to the others through `ring`. It alone samples, so it alone
+    knows grammars."""
+    return _engine_over(LeadingExecutor(runner, ring, ranks.size), runner, config, ranks, grammars)
 
 
 def build_follower(runner: ModelRunner, plans: PlanReader) -> FollowerLoop:
@@ -87,14 +112,65 @@ def build_model_runner(
     dtype = resolve_dtype(config.dtype, model.dtype, config.device)
     # Before the weights: fails in milliseconds.
     num_blocks = ranks.minimum(_num_blocks(config, local, dtype))
-    weights = load_weights(config.model_path, model, dtype, config.device, ranks)
+    weights = _weights(config, model, dtype, ranks)
     kv = KVTensors.allocate(local, num_blocks, config.cache.block_size, dtype, weights.device)
     backend = attention(kv, model.sliding_windows, scale=model.head_dim**-0.5)
-    return ModelRunner(build_decoder(model, weights, ranks), kv, backend, Sampler(), cold_tier)
+    decoder = build_decoder(model, weights, ranks)
+    slots = _slots(config, model, ranks, weights.device)
+    graphs = _graphs(config, decoder, backend, slots)
+    return ModelRunner(decoder, kv, backend, Sampler(), cold_tier, slots, graphs)
+
+
+def _weights(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, ranks: Ranks
+) -> DecoderWeights:
+    if config.load_format == DUMMY:
+        return dummy_weights(model, dtype, config.device, ranks)
+    return load_weights(config.model_path, model, dtype, config.device, ranks)
+
+
+def _slots(
+    config: EngineConfig, model: ModelConfig, ranks: Ranks, device: torch.device
+) -> SequenceSlots | None:
+    if not _is_asynchronous(config, ranks):
+        return None
+    num_blocks = -(-resolve_max_model_len(config, model) // config.cache.block_size)
+    return SequenceSlots(config.scheduler.max_num_sequences, num_blocks, device)
+
+
+def _is_asynchronous(config: EngineConfig, ranks: Ranks) -> bool:
+    """Raises EngineError."""
+    if config.async_scheduling and ranks.size > 1:
+        raise EngineError(
+            f"async_scheduling needs one rank, this engine has {ranks.size}; leave it out"
+        )
+    if config.async_scheduling is None:
+        return config.device.startswith("cuda") and ranks.size == 1
+    return config.async_scheduling
+
+
+def _graphs(
+    config: EngineConfig,
+    decoder: Decoder,
+    backend: TritonAttention | ReferenceAttention,
+    slots: SequenceSlots | None,
+) -> DecodeGraphs | None:
+    if config.enforce_eager or slots is None or not config.device.startswith("cuda"):
+        return None
+    if not isinstance(backend, TritonAttention):
+        return None
+    graphs = DecodeGraphs(decoder, backend, slots, GraphRecorder())
+    for size in padded_sizes(config.scheduler.max_num_sequences):
+        graphs.record(size)
+    return graphs
 
 
 def _engine_over(
-    executor: Executor, runner: ModelRunner, config: EngineConfig, ranks: Ranks
+    executor: Executor,
+    runner: ModelRunner,
+    config: EngineConfig,
+    ranks: Ranks,
+    grammars: GrammarCompiler | None,
 ) -> Engine:
     scheduler = Scheduler(
         config.scheduler,
@@ -107,6 +183,8 @@ def _engine_over(
         scheduler,
         executor,
         vocab_size=runner.model_config.vocab_size,
+        launch=runner.launch if runner.is_asynchronous else None,
+        grammars=grammars,
         check_integrity=config.check_integrity,
     )
 
@@ -141,7 +219,7 @@ def cache_address(config: EngineConfig, model: ModelConfig, ranks: Ranks = SINGL
     """What the bytes of a cached block depend on besides its tokens, as 32 bytes."""
     dtype = resolve_dtype(config.dtype, model.dtype, config.device)
     parts = (
-        weights_sha256(config.model_path),
+        DUMMY if config.load_format == DUMMY else weights_sha256(config.model_path),
         str(dtype),
         str(config.cache.block_size),
         str(CACHE_LAYOUT_VERSION),

@@ -15,6 +15,21 @@ class FinishReason(StrEnum):
     ABORT = "abort"
 
 
+class GrammarKind(StrEnum):
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a completion must be. `text` is the JSON schema or the regular expression, as it came:
+    who answers compiles it, and refuses it where it cannot."""
+
+    kind: GrammarKind
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
     """Meaning and ranges as in the engine's sampling parameters; `seed` is always decided here,
@@ -32,6 +47,7 @@ class SamplingSettings:
     stop_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,15 @@ from hypothesis import strategies as st
 
 from deployments.wire import to_router_error, to_sampling_params, to_token_event
 from engine import errors as engine_errors
+from engine.grammar import Grammar as EngineGrammar
+from engine.grammar import GrammarKind as EngineGrammarKind
 from engine.outputs import SequenceOutput, TokenLogprobs
 from engine.outputs import Usage as EngineUsage
 from engine.sampling_params import SamplingParams
 from engine.sequence import FinishReason as EngineFinishReason
 from router import generation
 from router.errors import BackendError, BackendUnavailable, InvalidRequest
-from router.generation import FinishReason, SamplingSettings
+from router.generation import FinishReason, Grammar, GrammarKind, SamplingSettings
 
 SETTINGS = st.builds(
     SamplingSettings,
@@ -29,6 +31,14 @@ SETTINGS = st.builds(
     stop_token_ids=st.lists(st.integers(0, 99), unique=True).map(tuple),
     logit_bias=st.lists(st.tuples(st.integers(0, 99), st.floats(-100, 100))).map(tuple),
     num_logprobs=st.none() | st.integers(0, 20),
+)
+GRAMMARS = st.one_of(
+    st.builds(
+        Grammar,
+        st.sampled_from([GrammarKind.JSON_SCHEMA, GrammarKind.REGEX]),
+        st.text(min_size=1),
+    ),
+    st.just(Grammar(GrammarKind.JSON_OBJECT)),
 )
 
 
@@ -52,6 +62,21 @@ def test_sampling_keeps_every_value(settings: SamplingSettings):
         if name == "stop_token_ids":
             expected = frozenset(expected)
         assert getattr(params, name) == expected
+
+
+@given(GRAMMARS)
+def test_a_grammar_keeps_its_kind_and_text(grammar: Grammar):
+    settings = SamplingSettings(max_tokens=1, stop_token_ids=(2,), grammar=grammar)
+    engines = to_sampling_params(settings).grammar
+    assert engines is not None
+    assert (engines.kind.value, engines.text) == (grammar.kind.value, grammar.text)
+
+
+def test_both_sides_know_the_same_grammars():
+    assert [kind.value for kind in GrammarKind] == [kind.value for kind in EngineGrammarKind]
+    assert names(Grammar) == names(EngineGrammar)
+    with pytest.raises(InvalidRequest, match="a regex has a text"):
+        to_sampling_params(SamplingSettings(max_tokens=1, grammar=Grammar(GrammarKind.REGEX)))
 
 
 def test_values_the_engine_refuses_are_the_callers_error():
