@@ -67,7 +67,9 @@ class SideBySide:
         limits: dict[str, Any],
     ) -> Outcome | None:
         given = self.arguments.seconds if engine == "flashray" else self.arguments.peer_seconds
-        name = f"{engine}, {shape.name}" if cases else f"{engine}, {shape.name}, start alone"
+        name = f"{engine}, {shape.name}"
+        if name in self.outcomes or name in self.failed:
+            name += ", again"
         with tempfile.TemporaryDirectory(prefix="flashray-shape-") as folder:
             model = shape.write(Path(folder), 2 * MAX_MODEL_LEN)
             told = tuple(described(case) for case in cases)

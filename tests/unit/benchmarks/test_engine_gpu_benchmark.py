@@ -156,7 +156,7 @@ def test_what_failed_has_no_row_and_does_not_stop_the_rest(
         "vllm, llama-3.1-8b": "no first token",
         "vllm, smollm2-135m": "no first token",
         "flashray, llama-3.1-8b": {"ttft_8k": "out of time"},
-        "flashray, llama-3.1-8b, start alone": {"ttft_8k": "out of time"},
+        "flashray, llama-3.1-8b, again": {"ttft_8k": "out of time"},
         "flashray, smollm2-135m": {"ttft_8k": "out of time"},
     }
 
