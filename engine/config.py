@@ -34,13 +34,18 @@ class EngineConfig:
 
     `max_model_len` None takes the checkpoint's context length. `attention_backend`: "triton" for
     the kernels (on a CPU tensor: their references), "torch" for plain PyTorch, "auto" for the
-    kernels on a GPU and PyTorch on a CPU.
+    kernels on a GPU and PyTorch on a CPU. `async_scheduling`: plan a step while the last one
+    computes; None where that gains, on one GPU. `enforce_eager`: no CUDA graphs. `load_format`
+    "dummy": small random weights, of which only config.json is read: to measure speed.
     """
 
     model_path: Path
     device: str = "cpu"
     dtype: str = "auto"
     attention_backend: str = "auto"
+    load_format: str = "auto"
+    async_scheduling: bool | None = None
+    enforce_eager: bool = False
     max_model_len: int | None = None
     num_threads: int = 1
     cache: CacheConfig = field(default_factory=CacheConfig)

@@ -9,7 +9,14 @@ from typing import Protocol
 
 from engine.errors import InvalidGrammar, InvalidSamplingParams, InvalidSequence
 from engine.grammar import Grammar, GrammarCompiler, GrammarState
-from engine.outputs import SampledTokens, SequenceOutput, StepOutput, StepStats, Usage
+from engine.outputs import (
+    PendingTokens,
+    SampledTokens,
+    SequenceOutput,
+    StepOutput,
+    StepStats,
+    Usage,
+)
 from engine.sampling_params import SamplingParams
 from engine.scheduling.batch import ScheduledBatch
 from engine.scheduling.scheduler import Scheduler
@@ -26,9 +33,6 @@ class Executor(Protocol):
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         """Return one token for each of `batch.sampling`, in that order. A batch without sequences
         has spills, and nothing is computed."""
-
-
-PendingTokens = Callable[[], SampledTokens]  # waits for them
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,9 @@ class SampledTokens:
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...]
+
+
+PendingTokens = Callable[[], SampledTokens]  # waits for them
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,8 @@ def build_inputs(batch: Chunks, block_size: int, device: torch.device) -> ModelI
     ]
 
     per_token = upload([input_ids, positions, slots], device)
-    return ModelInputs(*per_token, tuple(spans), upload(sampled_rows, device))
+    rows = upload(sampled_rows, device)
+    return ModelInputs(per_token[0], per_token[1], per_token[2], tuple(spans), rows)
 
 
 def _group(scheduled: Items[Chunk], block_size: int) -> list[list[tuple[int, Chunk]]]:

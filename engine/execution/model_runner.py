@@ -9,13 +9,18 @@ from engine.cache.tiers import ColdBlock, ColdTier
 from engine.execution.attention import AttentionBackend
 from engine.execution.block_moves import BlockMoves, moves_of
 from engine.execution.block_payloads import copy_in, copy_out
+from engine.execution.decode_graphs import DecodeGraphs
+from engine.execution.drawn_tokens import DrawnTokens
 from engine.execution.inputs import Chunks, build_inputs
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.sampler import Sampler
+from engine.execution.sequence_slots import SequenceSlots
+from engine.execution.uploads import upload
 from engine.models.decoder import Decoder
 from engine.models.model_config import ModelConfig
-from engine.outputs import SampledTokens
+from engine.outputs import PendingTokens, SampledTokens
 from engine.scheduling.batch import ScheduledBatch
+from engine.sequence import PENDING, Sequence
 
 
 class ModelRunner:
@@ -32,12 +37,17 @@ class ModelRunner:
         backend: AttentionBackend,
         sampler: Sampler,
         cold_tier: ColdTier | None = None,
+        slots: SequenceSlots | None = None,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
+        """`slots` are needed for a launch with pending tokens, and for `graphs`."""
         self.cold_tier = cold_tier
         self._decoder = decoder
         self._kv = kv
         self._backend = backend
         self._sampler = sampler
+        self._slots = slots
+        self._graphs = graphs
 
     @property
     def model_config(self) -> ModelConfig:
@@ -46,6 +56,11 @@ class ModelRunner:
     @property
     def rank(self) -> int:
         return self._decoder.ranks.rank
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """A launch may hold pending tokens."""
+        return self._slots is not None
 
     @property
     def num_blocks(self) -> int:
@@ -63,18 +78,22 @@ class ModelRunner:
     def kv_bytes(self) -> int:
         return self._kv.num_bytes
 
-    @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         """Move blocks, then store the KV of every scheduled token; one token for each of
         `batch.sampling`."""
+        return self.launch(batch)()
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> PendingTokens:
+        """As `execute`, without waiting for the device, unless the batch moves blocks. Tokens of
+        the last launch may be pending in this one, on one rank."""
         self.move_blocks(moves_of(batch, self.rank))
         if not batch:
-            return SampledTokens((), ())
-        sequences = [entry.sequence for entry in batch.sampling]
-        sampled = self._sampler.sample(self.forward(batch), sequences)
-        if sequences and self._decoder.ranks.size > 1:
-            self._decoder.ranks.broadcast(self._ids(sampled.token_ids))
-        return sampled
+            return DrawnTokens.of(self._ids([]), []).wait
+        drawn = self._draw(batch) if self._slots is None else self._draw_ahead(batch, self._slots)
+        if drawn.num_tokens and self._decoder.ranks.size > 1:
+            self._decoder.ranks.broadcast(self._ids(drawn.wait().token_ids))
+        return drawn.wait
 
     @torch.inference_mode()
     def move_blocks(self, moves: BlockMoves) -> None:
@@ -101,13 +120,40 @@ class ModelRunner:
         return self._decoder.ranks.broadcast(self._ids([0] * num_sampled)).tolist()
 
     @torch.inference_mode()
-    def forward(self, batch: Chunks) -> torch.Tensor:
+    def forward(self, batch: Chunks, last_tokens: torch.Tensor | None = None) -> torch.Tensor:
         """Raw logits [num_sampled, vocab_size] float32, in the order of the chunks that sample;
-        whole on rank 0 only."""
+        whole on rank 0 only. last_tokens [num_sampled] int64: what was sampled last for each of
+        these, and stands for a newest token that is pending."""
         inputs = build_inputs(batch, self.block_size, self._decoder.weights.device)
+        if last_tokens is not None:
+            newest = inputs.input_ids.index_select(0, inputs.sampled_rows)
+            newest = torch.where(newest == PENDING, last_tokens, newest)
+            inputs.input_ids.index_copy_(0, inputs.sampled_rows, newest)
         attend = partial(self._backend.attend, metadata=self._backend.prepare(inputs))
         hidden = self._decoder.forward(inputs.input_ids, inputs.positions, attend)
         return self._decoder.logits(hidden.index_select(0, inputs.sampled_rows))
 
+    def _draw(self, batch: ScheduledBatch) -> DrawnTokens:
+        return self._sampler.draw(self.forward(batch), _sequences_of(batch))
+
+    def _draw_ahead(self, batch: ScheduledBatch, slots: SequenceSlots) -> DrawnTokens:
+        placed = slots.place(batch.scheduled)
+        if self._graphs is not None and self._graphs.fits(batch):
+            step = self._graphs.run(batch, placed)
+            drawn = self._sampler.draw(step.logits, _sequences_of(batch), step.greedy)
+            if drawn.token_ids is not step.greedy:
+                slots.keep(step.slots, drawn.token_ids)
+            return drawn
+        pairs = zip(batch.scheduled, placed, strict=True)
+        sampling = upload([slot for entry, slot in pairs if entry.samples], slots.device)
+        logits = self.forward(batch, slots.last_tokens.index_select(0, sampling))
+        drawn = self._sampler.draw(logits, _sequences_of(batch))
+        slots.keep(sampling, drawn.token_ids)
+        return drawn
+
     def _ids(self, token_ids: Items[int]) -> torch.Tensor:
         return torch.tensor(token_ids, dtype=torch.int64, device=self._decoder.weights.device)
+
+
+def _sequences_of(batch: ScheduledBatch) -> list[Sequence]:
+    return [entry.sequence for entry in batch.sampling]

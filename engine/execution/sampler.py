@@ -13,8 +13,10 @@ from collections.abc import Sequence as Items
 import numpy as np
 import torch
 
+from engine.execution.drawn_tokens import DrawnTokens, draw_logprobs
+from engine.execution.uploads import upload
 from engine.grammar import GrammarState, num_mask_words
-from engine.outputs import SampledTokens, TokenLogprobs
+from engine.outputs import SampledTokens
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 from kernels.sampling.uniform import counter_uniform, int64_of
@@ -27,17 +29,35 @@ class Sampler:
 
     def sample(self, logits: torch.Tensor, sequences: Items[Sequence]) -> SampledTokens:
         """logits [num_sequences, vocab_size] float32, left unchanged -> a token for each."""
-        if not sequences:
-            return SampledTokens((), ())
-        token_ids = self._choose(logits, sequences).tolist()
-        return SampledTokens(tuple(token_ids), _logprobs(logits, sequences, token_ids))
+        return self.draw(logits, sequences).wait()
 
-    def _choose(self, logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
+    def draw(
+        self,
+        logits: torch.Tensor,
+        sequences: Items[Sequence],
+        greedy: torch.Tensor | None = None,
+    ) -> DrawnTokens:
+        """As `sample`, without waiting. `greedy` [num_sequences] int64: the largest of each row,
+        where they are known already."""
+        token_ids = self._choose(logits, sequences, greedy)
+        logprobs = [
+            None
+            if (num_top := sequence.params.num_logprobs) is None
+            else draw_logprobs(logits[row], token_ids[row], num_top)
+            for row, sequence in enumerate(sequences)
+        ]
+        return DrawnTokens.of(token_ids, logprobs)
+
+    def _choose(
+        self, logits: torch.Tensor, sequences: Items[Sequence], greedy: torch.Tensor | None
+    ) -> torch.Tensor:
         adjusted = _adjust(logits, sequences)
-        chosen = adjusted.argmax(dim=-1)
         drawn = [row for row, seq in enumerate(sequences) if not seq.params.is_greedy]
+        if greedy is not None and adjusted is logits and not drawn:
+            return greedy
+        chosen = adjusted.argmax(dim=-1)
         if drawn:
-            rows = torch.tensor(drawn, device=logits.device)
+            rows = upload(drawn, logits.device)
             chosen[rows] = _draw(adjusted[rows], [sequences[row] for row in drawn])
         return chosen
 
@@ -140,22 +160,3 @@ def _sort(row: torch.Tensor) -> torch.Tensor:
     if row.device.type == "cpu":
         return torch.from_numpy(np.sort(row.numpy()))
     return row.sort().values
-
-
-def _logprobs(
-    logits: torch.Tensor, sequences: Items[Sequence], token_ids: Items[int]
-) -> tuple[TokenLogprobs | None, ...]:
-    return tuple(
-        None
-        if (num_top := sequence.params.num_logprobs) is None
-        else _token_logprobs(logits[row], token_ids[row], num_top)
-        for row, sequence in enumerate(sequences)
-    )
-
-
-def _token_logprobs(row: torch.Tensor, token_id: int, num_top: int) -> TokenLogprobs:
-    """Of the raw distribution: `row` is as the model gave it."""
-    logprobs = row.log_softmax(-1)
-    values, indices = logprobs.topk(min(num_top, row.shape[0]))
-    top = tuple(zip(indices.tolist(), values.tolist(), strict=True))
-    return TokenLogprobs(float(logprobs[token_id]), top)

@@ -71,12 +71,13 @@ class TritonAttention:
         assert inputs.spans[: len(decodes)] == tuple(decodes), "single tokens come first"
         return PagedMetadata(inputs.slot_mapping, _rows_of(decodes), _rows_of(chunks))
 
-    def prepare_decodes(
-        self, slot_mapping: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
-    ) -> PagedMetadata:
-        """Of rows that are one token each; a context of 0, with slot -1, is padding."""
-        num_rows = len(context_lens)
-        rows = PagedRows(slice(0, num_rows), block_tables, context_lens, None, 1)
+    def prepare_decodes(self, block_tables: torch.Tensor, positions: torch.Tensor) -> PagedMetadata:
+        """Of rows that are one token each, at positions [num_rows] int64, -1 in a row that only
+        pads; block_tables [num_rows, max_num_blocks] int64."""
+        blocks = block_tables.gather(1, (positions.clamp_min(0) // BLOCK_SIZE)[:, None])[:, 0]
+        places = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
+        slot_mapping = torch.where(positions < 0, -1, places)
+        rows = PagedRows(slice(0, len(positions)), block_tables, positions + 1, None, 1)
         return PagedMetadata(slot_mapping, rows, None)
 
     def attend(

@@ -19,9 +19,9 @@ def upload(
 
 
 def download(tensor: torch.Tensor) -> torch.Tensor:
-    """Holds what it says once the stream has come so far: see `Arrival`."""
+    """A copy that is there once the stream has come so far: see `Arrival`."""
     if not tensor.is_cuda:
-        return tensor
+        return tensor.clone()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 

@@ -12,12 +12,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError, UnsupportedModel
+from engine.models.dummy_weights import DummyCheckpoint
 from engine.models.model_config import DTYPES, ModelConfig
 from engine.models.shard import Shard, Span, shard_of, whole
 from engine.ranks.group import SINGLE_RANK, Ranks
@@ -113,20 +114,41 @@ def load_weights(
     ranks: Ranks = SINGLE_RANK,
 ) -> DecoderWeights:
     """This rank's shard. Raises CheckpointError naming file and tensor, UnsupportedModel."""
-    shard, hidden = shard_of(config, ranks), whole(config.hidden_size)
+    shard = shard_of(config, ranks)
     with Checkpoint(find_weight_files(folder), dtype, device) as checkpoint:
-        embedding = checkpoint.read("model.embed_tokens.weight", shard.vocabulary, hidden)
-        weights = DecoderWeights(
-            embedding=embedding,
-            layers=tuple(_load_layer(checkpoint, shard, i) for i in range(config.num_layers)),
-            final_norm=checkpoint.read("model.norm.weight", hidden),
-            lm_head=_load_lm_head(checkpoint, shard, embedding),
-        )
+        weights = _read_weights(checkpoint, shard)
         checkpoint.refuse_unread()
     return weights
 
 
-def _load_layer(checkpoint: Checkpoint, shard: Shard, index: int) -> LayerWeights:
+def dummy_weights(
+    config: ModelConfig, dtype: torch.dtype, device: str = "cpu", ranks: Ranks = SINGLE_RANK
+) -> DecoderWeights:
+    """As `load_weights`, of no checkpoint: random numbers."""
+    return _read_weights(DummyCheckpoint(dtype, device), shard_of(config, ranks))
+
+
+class TensorSource(Protocol):
+    """See `Checkpoint`."""
+
+    def allocate(self, shape: tuple[int, ...]) -> torch.Tensor: ...
+    def read(self, name: str, *spans: Span) -> torch.Tensor: ...
+    def read_into(self, name: str, destination: torch.Tensor, *spans: Span) -> None: ...
+    def ignore(self, name: str) -> None: ...
+
+
+def _read_weights(source: TensorSource, shard: Shard) -> DecoderWeights:
+    hidden = whole(shard.local.hidden_size)
+    embedding = source.read("model.embed_tokens.weight", shard.vocabulary, hidden)
+    return DecoderWeights(
+        embedding=embedding,
+        layers=tuple(_load_layer(source, shard, i) for i in range(shard.local.num_layers)),
+        final_norm=source.read("model.norm.weight", hidden),
+        lm_head=_load_lm_head(source, shard, embedding),
+    )
+
+
+def _load_layer(checkpoint: TensorSource, shard: Shard, index: int) -> LayerWeights:
     prefix, config = f"model.layers.{index}", shard.local
     hidden = whole(config.hidden_size)
     qkv = [
@@ -153,7 +175,7 @@ def _load_layer(checkpoint: Checkpoint, shard: Shard, index: int) -> LayerWeight
 
 
 def _load_linear(
-    checkpoint: Checkpoint,
+    checkpoint: TensorSource,
     parts: Sequence[tuple[str, Span]],
     columns: Span,
     *,
@@ -173,7 +195,7 @@ def _load_linear(
     return pack_linear(weight, bias)
 
 
-def _load_lm_head(checkpoint: Checkpoint, shard: Shard, embedding: torch.Tensor) -> PackedLinear:
+def _load_lm_head(checkpoint: TensorSource, shard: Shard, embedding: torch.Tensor) -> PackedLinear:
     if shard.local.tie_embeddings:
         checkpoint.ignore("lm_head.weight")  # some writers store the tied copy as well
         return pack_linear(embedding)
