@@ -23,6 +23,7 @@ from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
 from benchmarks.kernels.language import language_cases
 from benchmarks.kernels.measure import rows_of
 from benchmarks.kernels.prefill_attention import PREFILL_KNOBS, prefill_cases
+from benchmarks.kernels.sampling import SAMPLING_KNOBS, sampling_cases
 from benchmarks.kernels.timing import copy_bytes_per_us
 from benchmarks.kernels.tune import KNOBS, tune
 from benchmarks.results import ROOT, Row
@@ -73,7 +74,13 @@ def _arguments() -> argparse.Namespace:
 
 
 def _cases(only: Sequence[str] | None) -> Iterator[Case]:
-    for case in (*language_cases(), *attention_cases(), *prefill_cases(), *image_cases()):
+    for case in (
+        *language_cases(),
+        *attention_cases(),
+        *prefill_cases(),
+        *sampling_cases(),
+        *image_cases(),
+    ):
         if only is None or case.name.partition(",")[0] in only:
             yield case
 
@@ -88,7 +95,7 @@ def _measure(only: Sequence[str] | None, progress: Progress) -> Iterator[Row]:
 
 def _tune(only: Sequence[str] | None, progress: Progress) -> None:
     ceiling = copy_bytes_per_us()
-    knobs = KNOBS | ATTENTION_KNOBS | PREFILL_KNOBS | IMAGE_KNOBS
+    knobs = KNOBS | ATTENTION_KNOBS | PREFILL_KNOBS | SAMPLING_KNOBS | IMAGE_KNOBS
     for case in _cases(only):
         if case.name in knobs:
             print(tune(case, knobs[case.name], ceiling, progress), flush=True)

@@ -16,8 +16,10 @@ from kernels.paged_decode.api import paged_decode
 from kernels.paged_prefill.api import paged_prefill
 from kernels.rms_norm.api import rms_norm
 from kernels.rotary.api import rotary
+from kernels.sampling.api import sample
 from kernels.silu_mul.api import silu_mul
 from tests.kernels.contexts import paged
+from tests.kernels.sampling_rows import ROWS, parameters_of
 
 Calls = Mapping[str, Callable[[], object]]
 
@@ -36,6 +38,8 @@ def small_calls(device: str = "cuda") -> Calls:
         calls |= {
             f"{name} {head_dim}": call for name, call in attention_calls(head_dim, device).items()
         }
+    for vocab in (1003, 4128):
+        calls |= {f"{name} {vocab}": call for name, call in sampling_calls(vocab, device).items()}
     for height, width in ((61, 47), (64, 48)):
         calls |= {
             f"{name} {width}": call for name, call in image_calls(height, width, device).items()
@@ -83,6 +87,16 @@ def attention_calls(head_dim: int, device: str) -> dict[str, Callable[[], object
     return {
         "paged_decode": lambda: paged_decode(query, *contexts, 0.1),
         "paged_decode, window": lambda: paged_decode(query, *contexts, 0.1, 75, deterministic=True),
+    }
+
+
+def sampling_calls(vocab: int, device: str) -> dict[str, Callable[[], object]]:
+    logits = torch.randn(len(ROWS), vocab, device=device)
+    parameters = parameters_of(*ROWS, device=device)
+    mask = torch.randint(2**31, (len(ROWS), -(-vocab // 32)), dtype=torch.int32, device=device)
+    return {
+        "sample": lambda: sample(logits, *parameters),
+        "sample, masked": lambda: sample(logits, *parameters, mask),
     }
 
 

@@ -10,12 +10,19 @@ from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
 from benchmarks.kernels.language import language_cases
 from benchmarks.kernels.measure import COMPILED, rows_of
 from benchmarks.kernels.prefill_attention import PREFILL_KNOBS, prefill_cases
+from benchmarks.kernels.sampling import SAMPLING_KNOBS, sampling_cases
 from benchmarks.kernels.tune import KNOBS
 from kernels.registry import all_kernels
 
-ALL_CASES = [*language_cases(), *attention_cases(), *prefill_cases(), *image_cases()]
+ALL_CASES = [
+    *language_cases(),
+    *attention_cases(),
+    *prefill_cases(),
+    *sampling_cases(),
+    *image_cases(),
+]
 CASES = {case.name: case for case in ALL_CASES}
-ALL_KNOBS = KNOBS | ATTENTION_KNOBS | PREFILL_KNOBS | IMAGE_KNOBS
+ALL_KNOBS = KNOBS | ATTENTION_KNOBS | PREFILL_KNOBS | SAMPLING_KNOBS | IMAGE_KNOBS
 
 
 def test_every_case_has_a_name_of_its_own() -> None:

@@ -11,7 +11,6 @@ from engine.execution.sampler import Sampler
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
 
-CPU = torch.device("cpu")
 PLAIN = SamplingParams(max_tokens=100)
 GREEDY = replace(PLAIN, temperature=0.0)
 LOGITS = torch.tensor([1.0, 3.0, -1.0, 2.0, 0.5, 2.9])
