@@ -18,6 +18,7 @@ from deployments.team_status import TeamStatus
 from router.app import create_app
 from router.audit import JsonlSink
 from router.backends.pool import BackendPool
+from router.capabilities import Capability
 from router.catalog import Catalog, ServedModel
 from router.config import RouterConfig
 from router.identity import KeyRing
@@ -29,6 +30,9 @@ from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+
+LOCAL_CAPABILITIES = frozenset({Capability.STRUCTURED_OUTPUT})
 
 
 def served_model(files: ModelFiles, config: AppConfig) -> ServedModel:
@@ -47,6 +51,7 @@ def served_model(files: ModelFiles, config: AppConfig) -> ServedModel:
             if (files.path / "chat_template.jinja").exists()
             else None
         ),
+        capabilities=LOCAL_CAPABILITIES,
     )
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from router.capabilities import Feature
+from router.generation import Grammar
 
 Role = Literal["system", "user", "assistant"]
 
@@ -35,6 +36,7 @@ class ChatRequest:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
+    grammar: Grammar | None = None
     seed: int | None = None
     stop_strings: tuple[str, ...] = ()
     num_completions: int = 1

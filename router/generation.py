@@ -23,8 +23,8 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a completion must be. `text` is the JSON schema or the regular expression, as it came:
-    who answers compiles it, and refuses it where it cannot."""
+    """What a completion must be. `text` is the JSON schema or the regular expression: the backend
+    compiles it, and refuses what it cannot follow."""
 
     kind: GrammarKind
     text: str = ""

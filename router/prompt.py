@@ -94,4 +94,5 @@ def _sampling(
         stop_token_ids=model.eos_token_ids,
         logit_bias=chat.logit_bias,
         num_logprobs=chat.num_logprobs,
+        grammar=chat.grammar,
     )

@@ -1,18 +1,22 @@
 """What the two dialects have in common: how a body is checked, how a stream is written."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from router.errors import InvalidRequest, RouterError
 from router.events import TextEvent
+from router.generation import Grammar, GrammarKind
 from router.sse.codec import ServerSentEvent
 
 # A stop string costs memory for each of its characters, on every request that carries it.
 MAX_STOP_CHARACTERS = 16_384
+# The engine refuses longer ones; here, before anything is counted or sent.
+MAX_GRAMMAR_CHARACTERS = 1 << 16
 # The engine wants top_p above 0; this small, it keeps the most likely token alone, as 0 means.
 MIN_TOP_P = 1e-6
 
@@ -90,6 +94,22 @@ def _problem(details: ErrorDetails) -> Problem:
 
 def _short(step: int | str) -> int | str:
     return step[:MAX_QUOTED_CHARACTERS] if isinstance(step, str) else step
+
+
+def schema_grammar(schema: dict[str, Any], param: str) -> Grammar:
+    """Raises InvalidRequest for one that is too long. Whether it is a schema, the backend says."""
+    text = json.dumps(schema, ensure_ascii=False)
+    check_grammar_size(text, param)
+    return Grammar(GrammarKind.JSON_SCHEMA, text)
+
+
+def check_grammar_size(text: str, param: str) -> None:
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidRequest(
+            f"{param}: expected at most {MAX_GRAMMAR_CHARACTERS} characters, got {len(text)}; "
+            "send a smaller one",
+            param=param,
+        )
 
 
 def check_stop_size(stops: list[str], param: str) -> None:

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from router.app import create_app
 from router.backends.base import Backend
+from router.capabilities import Capability
 from router.catalog import Catalog, ServedModel
 from router.config import RouterConfig
 from router.identity import KeyRing, hash_key
@@ -33,6 +34,7 @@ def catalog(folder: Path, max_model_len: int = 8192) -> Catalog:
         eos_token_ids=(2,),
         tokenizer=tokenizer,
         chat_template=ChatTemplate.from_folder(folder, tokenizer.special_tokens),
+        capabilities=frozenset({Capability.STRUCTURED_OUTPUT}),
     )
     return Catalog([model], {ALIAS: MODEL})
 

@@ -1,13 +1,13 @@
 """What a body of the Claude dialect asks for that not every model can do, each with the words in
-which a model refuses that cannot. Local models have none of it."""
+which a model refuses that cannot. Local models have structured output alone."""
 
 from router.capabilities import Capability, Feature, Features
 from router.protocols.anthropic.schema import (
     Conversation,
     Message,
     MessagesBody,
-    OutputConfig,
     TextBlock,
+    TurnOutputConfig,
 )
 
 BLOCK_CAPABILITIES = {
@@ -42,13 +42,18 @@ def conversation_features(fields: Conversation) -> Features:
     _thread(fields, features)
     _tools(fields, features)
     _output_config(fields.output_config, "output_config", features)
-    if fields.output_format:
-        _add(
-            features,
-            Capability.STRUCTURED_OUTPUT,
-            "output_format",
-            "local models have no structured output; drop it",
-        )
+    formats = {
+        "output_config.format": fields.output_config and fields.output_config.format,
+        "output_format": fields.output_format,
+    }
+    for param, output_format in formats.items():
+        if output_format is not None:
+            _add(
+                features,
+                Capability.STRUCTURED_OUTPUT,
+                param,
+                "this model has no structured output; drop it and ask for JSON in the prompt",
+            )
     _thinking(fields, features)
     _context_management(fields, features)
     for index, message in enumerate(fields.messages):
@@ -121,17 +126,8 @@ def _tools(fields: Conversation, features: Features) -> None:
         )
 
 
-def _output_config(config: OutputConfig | None, param: str, features: Features) -> None:
-    if config is None:
-        return
-    if config.format is not None:
-        _add(
-            features,
-            Capability.STRUCTURED_OUTPUT,
-            f"{param}.format",
-            "local models have no structured output; ask for JSON in the prompt",
-        )
-    if config.task_budget is not None:
+def _output_config(config: TurnOutputConfig | None, param: str, features: Features) -> None:
+    if config is not None and config.task_budget is not None:
         _add(
             features,
             Capability.TASK_BUDGET,

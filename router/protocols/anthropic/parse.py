@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from router.capabilities import Capability, Features
 from router.chat import ChatMessage, ChatRequest
 from router.errors import InvalidRequest
+from router.generation import Grammar
 from router.protocols.anthropic.features import conversation_features, request_features
 from router.protocols.anthropic.schema import (
     Conversation,
@@ -24,7 +25,13 @@ from router.protocols.anthropic.schema import (
     ToolChoice,
 )
 from router.protocols.anthropic.tool_turns import check_tool_turns
-from router.protocols.base import MIN_TOP_P, Problem, check_body, check_stop_size
+from router.protocols.base import (
+    MIN_TOP_P,
+    Problem,
+    check_body,
+    check_stop_size,
+    schema_grammar,
+)
 
 SAMPLING_VERSION = "2023-06-01"
 CURRENT_VERSION = "2026-10-21"
@@ -48,6 +55,7 @@ def parse_messages(body: bytes, version: str) -> ChatRequest:
         temperature=1.0 if fields.temperature is None else fields.temperature,
         top_k=fields.top_k or None,
         top_p=1.0 if fields.top_p is None else max(fields.top_p, MIN_TOP_P),
+        grammar=_grammar(fields),
         stop_strings=tuple(stops),
         stream=bool(fields.stream),
         features=features.in_order(),
@@ -107,6 +115,18 @@ def _check_stops(stops: list[str]) -> None:
                 f"stop_sequences.{index}", "each stop sequence must contain non-whitespace"
             )
     check_stop_size(stops, "stop_sequences")
+
+
+def _grammar(fields: MessagesBody) -> Grammar | None:
+    """`output_format` is the older name."""
+    config = fields.output_config.format if fields.output_config else None
+    if config is not None and fields.output_format is not None:
+        raise _invalid("output_format", "got output_config.format too; send only the latter")
+    if config is not None:
+        return schema_grammar(config.schema_, "output_config.format.schema")
+    if fields.output_format is not None:
+        return schema_grammar(fields.output_format.schema_, "output_format.schema")
+    return None
 
 
 def _check_conversation(fields: Conversation, version: str) -> None:

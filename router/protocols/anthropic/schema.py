@@ -94,13 +94,21 @@ class Message(Fields):
     role: Literal["user", "assistant", "system"]
     content: Content
     clear_at: Literal["next_user_message", "never"] | None = None
-    output_config: "OutputConfig | None" = None
+    output_config: "TurnOutputConfig | None" = None
 
 
-class OutputConfig(Fields):
+class TurnOutputConfig(Fields):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: dict[str, Any] | None = None
     task_budget: dict[str, Any] | None = None
+
+
+class JsonFormat(Fields):
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(TurnOutputConfig):
+    format: JsonFormat | None = None
 
 
 class Metadata(Fields):
@@ -151,7 +159,7 @@ class Conversation(Fields):
     context_management: ContextManagement | None = None
     mcp_servers: list[Any] | None = None
     output_config: OutputConfig | None = None
-    output_format: dict[str, Any] | None = None
+    output_format: JsonFormat | None = None
     speed: Literal["standard", "fast"] | None = None
     thinking: Thinking | None = None
     thread: dict[str, Any] | None = None

@@ -1,5 +1,5 @@
 """What a body of the OpenAI dialect asks for that not every model can do, each with the words in
-which a model refuses that cannot. Local models have none of it."""
+which a model refuses that cannot. Local models have structured output alone."""
 
 import re
 
@@ -74,8 +74,15 @@ def _output(fields: ChatBody, features: Features) -> None:
             features,
             Capability.STRUCTURED_OUTPUT,
             "response_format",
-            f'local models have no structured output, got "{fields.response_format.type}"; '
+            f'this model has no structured output, got "{fields.response_format.type}"; '
             "ask for JSON in the prompt",
+        )
+    if fields.structured_outputs is not None:
+        _add(
+            features,
+            Capability.STRUCTURED_OUTPUT,
+            "structured_outputs",
+            "this model has no structured output; drop it",
         )
     if fields.modalities is not None and fields.modalities != ["text"]:
         _add(

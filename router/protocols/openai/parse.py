@@ -11,7 +11,15 @@ from collections.abc import Iterator, Sequence
 
 from router.chat import ChatMessage, ChatRequest, Role
 from router.errors import InvalidRequest
-from router.protocols.base import MIN_TOP_P, Problem, check_body, check_stop_size
+from router.generation import Grammar, GrammarKind
+from router.protocols.base import (
+    MIN_TOP_P,
+    Problem,
+    check_body,
+    check_grammar_size,
+    check_stop_size,
+    schema_grammar,
+)
 from router.protocols.openai.features import chat_features, is_token_id
 from router.protocols.openai.schema import ChatBody, Message, OtherPart, TextPart
 
@@ -43,6 +51,7 @@ def parse_chat(body: bytes) -> ChatRequest:
         frequency_penalty=_or(fields.frequency_penalty, 0.0),
         logit_bias=_logit_bias(fields),
         num_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        grammar=_grammar(fields),
         seed=fields.seed,
         stop_strings=_stops(fields),
         num_completions=fields.n or 1,
@@ -95,6 +104,23 @@ def _stops(fields: ChatBody) -> tuple[str, ...]:
 def _logit_bias(fields: ChatBody) -> tuple[tuple[int, float], ...]:
     biases = (fields.logit_bias or {}).items()
     return tuple((int(token), bias) for token, bias in biases if is_token_id(token))
+
+
+def _grammar(fields: ChatBody) -> Grammar | None:
+    response_format, structured = fields.response_format, fields.structured_outputs
+    has_format = response_format is not None and response_format.type != "text"
+    if structured is not None:
+        if has_format:
+            raise _invalid("structured_outputs", "got response_format too; send one of them")
+        check_grammar_size(structured.regex, "structured_outputs.regex")
+        return Grammar(GrammarKind.REGEX, structured.regex)
+    if response_format is None or not has_format:
+        return None
+    if response_format.type == "json_object":
+        return Grammar(GrammarKind.JSON_OBJECT)
+    if response_format.json_schema is None:
+        raise _invalid("response_format.json_schema", "Field required")
+    return schema_grammar(response_format.json_schema.schema_, "response_format.json_schema.schema")
 
 
 def _check_tool_calls(messages: Sequence[Message]) -> None:

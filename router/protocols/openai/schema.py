@@ -1,8 +1,8 @@
 """The body of POST /v1/chat/completions.
 
-Every field of the public API is known by name, and three extras of other open servers (`top_k`,
-`min_p`, `repetition_penalty`). Of what only some backends understand, no more is checked than what
-the router itself reads.
+Every field of the public API is known by name, and four extras of other open servers (`top_k`,
+`min_p`, `repetition_penalty`, `structured_outputs`). Of what only some backends understand, no more
+is checked than what the router itself reads.
 """
 
 from typing import Annotated, Any, Literal
@@ -83,9 +83,22 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = None
 
 
+class JsonSchema(Fields):
+    """Always enforced: `strict` has no effect, `name` and `description` reach no model."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    description: str | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Fields):
+    regex: Annotated[str, Field(min_length=1)]
 
 
 TokenLimit = Annotated[int, Field(ge=0)]
@@ -117,6 +130,7 @@ class ChatBody(Fields):
     ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None

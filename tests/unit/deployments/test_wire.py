@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from deployments.wire import to_router_error, to_sampling_params, to_token_event
 from engine import errors as engine_errors
+from engine.grammar import MAX_GRAMMAR_CHARACTERS
 from engine.grammar import Grammar as EngineGrammar
 from engine.grammar import GrammarKind as EngineGrammarKind
 from engine.outputs import SequenceOutput, TokenLogprobs
@@ -16,6 +17,7 @@ from engine.sequence import FinishReason as EngineFinishReason
 from router import generation
 from router.errors import BackendError, BackendUnavailable, InvalidRequest
 from router.generation import FinishReason, Grammar, GrammarKind, SamplingSettings
+from router.protocols import base
 
 SETTINGS = st.builds(
     SamplingSettings,
@@ -75,6 +77,7 @@ def test_a_grammar_keeps_its_kind_and_text(grammar: Grammar):
 def test_both_sides_know_the_same_grammars():
     assert [kind.value for kind in GrammarKind] == [kind.value for kind in EngineGrammarKind]
     assert names(Grammar) == names(EngineGrammar)
+    assert base.MAX_GRAMMAR_CHARACTERS == MAX_GRAMMAR_CHARACTERS
     with pytest.raises(InvalidRequest, match="a regex has a text"):
         to_sampling_params(SamplingSettings(max_tokens=1, grammar=Grammar(GrammarKind.REGEX)))
 

@@ -37,12 +37,16 @@ from tests.unit.router.claude_bodies import (
         ({"container": "c"}, "code_execution", "container"),
         ({"inference_geo": "eu"}, "inference_geo", "inference_geo"),
         (
-            {"output_config": {"format": {"type": "json_schema"}}},
+            {"output_config": {"format": {"type": "json_schema", "schema": {}}}},
             "structured_output",
             "output_config.format",
         ),
         ({"output_config": {"task_budget": {}}}, "task_budget", "output_config.task_budget"),
-        ({"output_format": {"type": "json_schema"}}, "structured_output", "output_format"),
+        (
+            {"output_format": {"type": "json_schema", "schema": {}}},
+            "structured_output",
+            "output_format",
+        ),
         ({"compaction": {"trigger": 1}}, "context_management", "compaction"),
         (
             {"context_management": {"edits": [{"type": "compact_20260112"}]}},

@@ -129,7 +129,22 @@ WRONG_CHATS = {
         openai(tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}]),
         "tools",
     ),
-    "json mode": (openai(response_format={"type": "json_object"}), "response_format"),
+    "a format without its schema": (
+        openai(response_format={"type": "json_schema"}),
+        "response_format.json_schema",
+    ),
+    "a schema that is none": (
+        openai(response_format={"type": "json_schema", "json_schema": {"name": "a", "schema": 1}}),
+        "response_format.json_schema.schema",
+    ),
+    "two formats": (
+        openai(response_format={"type": "json_object"}, structured_outputs={"regex": "a"}),
+        "send one of them",
+    ),
+    "other structured outputs": (
+        openai(structured_outputs={"choice": ["a", "b"]}),
+        "structured_outputs.regex",
+    ),
 }
 
 

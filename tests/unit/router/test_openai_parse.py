@@ -243,9 +243,19 @@ def test_numbers_must_be_finite():
         ({"function_call": {"name": "f"}}, "tools", "function_call"),
         ({"response_format": {"type": "json_object"}}, "structured_output", "response_format"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {}},
+                }
+            },
             "structured_output",
             "response_format",
+        ),
+        (
+            {"structured_outputs": {"regex": "a+"}},
+            "structured_output",
+            "structured_outputs",
         ),
         ({"audio": {"voice": "x"}}, "audio", "audio"),
         ({"modalities": ["text", "audio"]}, "audio", "modalities"),

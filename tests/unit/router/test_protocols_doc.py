@@ -44,8 +44,8 @@ CLAUDE_NEEDY: dict[str, Any] = {
     "context_management": {"edits": [{"type": "compact_20260112"}]},
     "inference_geo": "eu",
     "mcp_servers": [{}],
-    "output_config": {"format": {}, "task_budget": {}},
-    "output_format": {"type": "json_schema"},
+    "output_config": {"format": {"type": "json_schema", "schema": {}}, "task_budget": {}},
+    "output_format": {"type": "json_schema", "schema": {}},
     "thinking": {"type": "adaptive"},
     "thread": {"type": "create"},
     "tool_choice": {"type": "any"},
@@ -86,6 +86,7 @@ OPENAI_NEEDY: dict[str, Any] = {
     "prediction": {"type": "content"},
     "response_format": {"type": "json_object"},
     "store": True,
+    "structured_outputs": {"regex": "a+"},
     "web_search_options": {},
 }
 
