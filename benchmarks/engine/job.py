@@ -33,14 +33,13 @@ VLLM_ENVIRONMENT = {
 @dataclass(frozen=True, slots=True)
 class Job:
     """`cases` are described as their `described()` does. `seconds` from the process's start: no
-    sample starts later. `has_weights` False: random ones are made up for config.json."""
+    sample starts later. `model` holds a config.json alone: its weights are made up."""
 
     engine: Literal["flashray", "vllm"]
     model: str
     cases: tuple[Mapping[str, Any], ...]
     seconds: float
     repeats: int = 3
-    has_weights: bool = False
     device: str = "cuda:0"
     dtype: str = "bfloat16"
     kv_cache_bytes: int = 48 << 30

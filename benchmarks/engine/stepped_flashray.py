@@ -1,12 +1,11 @@
 """Ours, timed at Engine.step()."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.engine.job import Job
 from benchmarks.engine.stepped import Progressed
-from engine.build import build_engine
+from engine.build import attention_backend, build_engine
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.sampling_params import SamplingParams
 
@@ -21,6 +20,7 @@ class SteppedFlashray:
             Path(job.model),
             device=job.device,
             dtype=job.dtype,
+            load_format="dummy",
             max_model_len=job.max_model_len,
             num_threads=NUM_THREADS,
             cache=CacheConfig(job.kv_cache_bytes),
@@ -28,14 +28,12 @@ class SteppedFlashray:
                 job.max_num_sequences, job.max_num_batched_tokens, job.itl_budget_ms
             ),
         )
-        if not job.has_weights:
-            config = replace(config, load_format="dummy")
         self._engine = build_engine(config)
         self.vocab_size = self._engine._vocab_size
         self.facts: dict[str, object] = {
             "cached_tokens": self._engine.stats.num_blocks * config.cache.block_size,
             "block_size": config.cache.block_size,
-            "attention_backend": config.attention_backend,
+            "attention": attention_backend(config).__name__,
         }
 
     @property

@@ -18,7 +18,7 @@ class SteppedVllm:
         self._delta = RequestOutputKind.DELTA
         llm = vllm.LLM(
             model=job.model,
-            load_format="auto" if job.has_weights else "dummy",
+            load_format="dummy",
             skip_tokenizer_init=True,
             dtype=job.dtype,
             max_model_len=job.max_model_len,

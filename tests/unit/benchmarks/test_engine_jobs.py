@@ -1,4 +1,4 @@
-"""Engines in processes of their own: ours with tiny weights on a CPU, the peer a fake."""
+"""Engines in processes of their own: ours with tiny made-up weights on a CPU, the peer a fake."""
 
 import sys
 from dataclasses import replace
@@ -18,7 +18,6 @@ from benchmarks.interference.case import (
     SHORT_TTFT_P95,
     InterferenceCase,
 )
-from tests.fakes.checkpoint import tiny_checkpoint
 
 PEER_SITE = Path(__file__).parents[2] / "fakes" / "peer_site"
 TINY = Shape("tiny", 32, 64, 2, 4, 2, 8, 256, 1e4, False)
@@ -57,9 +56,9 @@ def test_a_job_survives_its_file() -> None:
 
 
 def test_ours_measures_every_case(tmp_path: Path) -> None:
-    model = tiny_checkpoint(tmp_path, max_position_embeddings=512)
-    ours = {"has_weights": True, "device": "cpu", "dtype": "float32"}
-    told = job("flashray", model, *CASES, **ours, max_num_batched_tokens=256)
+    model = TINY.write(tmp_path / "m", 512)
+    ours = {"device": "cpu", "dtype": "float32", "max_num_batched_tokens": 256}
+    told = job("flashray", model, *CASES, **ours)
 
     outcome = run_job(told, lambda message: None)
 
