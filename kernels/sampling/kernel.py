@@ -26,6 +26,7 @@ WORD = tl.constexpr(reference.WORD)
 MIN_TEMPERATURE = tl.constexpr(reference.MIN_TEMPERATURE)
 DEEPEST = tl.constexpr(0x7F7FFFFF)  # of the greatest finite float
 NOWHERE = tl.constexpr(0x7F800000)  # of infinity: no candidate
+FOUR = tl.constexpr(4)  # candidates that are loaded, and first added, together
 RANK_STEPS = tl.constexpr(16)
 TINY = tl.constexpr(1e-300)  # a part of any mass
 GAMMA = tl.constexpr(uniform.GAMMA)
@@ -40,10 +41,10 @@ THIRD_SHIFT = tl.constexpr(uniform.SHIFTS[2])
 def logits_of(logits_ptr, mask_ptr, row, token, is_masked, words, vocab):
     """-inf where there is no such token, where the mask forbids it, and in the place of NaN."""
     logit = tl.load(logits_ptr + row * vocab + token, mask=token < vocab, other=float("-inf"))
-    word_of_token = mask_ptr + row * words + token // WORD
-    word = tl.load(word_of_token, mask=token < vocab * is_masked, other=-1)
-    is_allowed = ((word >> (token % WORD)) & 1) != 0
-    return tl.where(is_allowed & (logit > float("-inf")), logit, float("-inf"))
+    if is_masked != 0:
+        word = tl.load(mask_ptr + row * words + token // WORD, mask=token < vocab, other=0)
+        logit = tl.where(((word >> (token % WORD)) & 1) != 0, logit, float("-inf"))
+    return tl.where(logit > float("-inf"), logit, float("-inf"))
 
 
 @triton.jit
@@ -107,10 +108,11 @@ def uniform_of(seed, position):
 @kernel(contract=GREATEST_CONTRACT, variants=variants({}, [GREATEST_META]))
 def sample_greatest_kernel(logits_ptr, mask_ptr, greatest_ptr, is_masked, words, groups, vocab):
     row = tl.program_id(1).to(tl.int64)
-    group = tl.program_id(0) * GROUPS_OF_SPAN + tl.arange(0, GROUPS_OF_SPAN)
-    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    token = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
     logit = logits_of(logits_ptr, mask_ptr, row, token, is_masked, words, vocab)
-    tl.store(greatest_ptr + row * groups + group, tl.max(logit, axis=1), mask=group < groups)
+    greatest = tl.max(tl.reshape(logit, (GROUPS_OF_SPAN, GROUP)), axis=1)
+    group = tl.program_id(0) * GROUPS_OF_SPAN + tl.arange(0, GROUPS_OF_SPAN)
+    tl.store(greatest_ptr + row * groups + group, greatest, mask=group < groups)
 
 
 @kernel(
@@ -140,40 +142,46 @@ def sample_weigh_kernel(
     temperature = tl.load(temperatures_ptr + row)
     if temperature <= 0.0:
         return
-    of_groups = greatest_of_groups(greatest_ptr, row, groups, GROUPS)
-    greatest = tl.max(of_groups)
-    kept = depth_of_min_p(tl.load(min_p_ptr + row))
+    # Loaded together, before anything waits.
     token = span * SPAN + tl.arange(0, SPAN)
     logit = logits_of(logits_ptr, mask_ptr, row, token, is_masked, words, vocab)
+    of_groups = greatest_of_groups(greatest_ptr, row, groups, GROUPS)
+    min_p = tl.load(min_p_ptr + row)
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+
+    greatest = tl.max(of_groups)
     depth = depths_of(logit, greatest, temperature)
+    kept = depth_of_min_p(min_p)
     mass = tl.where(depth <= kept, mass_of(depth), 0.0)
     place = row * spans + span
     tl.store(masses_ptr + place, tl.sum(mass.to(tl.float64)))
-
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
     if (top_k > 0) | (top_p < 1.0):
         if top_k > 0:
             deepest = depth_of_rank(depths_of(of_groups, greatest, temperature), top_k)
         else:
             deepest = depth_of_top_p(top_p, vocab)
         is_candidate = (depth <= tl.minimum(kept, deepest)).to(tl.int32)
-        candidate = candidates_ptr + place * SPAN + tl.cumsum(is_candidate) - 1
-        tl.store(candidate, depth, mask=is_candidate != 0)
-        tl.store(counts_ptr + place, tl.sum(is_candidate))
+        count = tl.sum(is_candidate)
+        found = candidates_ptr + place * SPAN
+        tl.store(found + tl.cumsum(is_candidate) - 1, depth, mask=is_candidate != 0)
+        after = count + tl.arange(0, FOUR)
+        tl.store(found + after, NOWHERE, mask=after < tl.cdiv(count, FOUR) * FOUR)
+        tl.store(counts_ptr + place, count)
 
 
 @triton.jit
 def candidates_at(row_ptr, counts, start, WIDTH: tl.constexpr):
-    """Depths [spans, WIDTH] of the candidates from `start` on of each span."""
+    """Depths [spans, WIDTH] of the candidates from `start` on of each span, else NOWHERE."""
     span = tl.arange(0, counts.shape[0])[:, None]
     place = start + tl.arange(0, WIDTH)[None, :]
-    return tl.load(row_ptr + span * SPAN + place, mask=place < counts[:, None], other=NOWHERE)
+    is_found = place // FOUR < tl.cdiv(counts, FOUR)[:, None]  # so that four are loaded at once
+    return tl.load(row_ptr + span * SPAN + place, mask=is_found, other=NOWHERE)
 
 
 @triton.jit
 def in_fours(values):
-    return tl.reshape(values, (values.shape[0], values.shape[1] // 4, 4))
+    return tl.reshape(values, (values.shape[0], values.shape[1] // FOUR, FOUR))
 
 
 @triton.jit
@@ -196,11 +204,11 @@ def last_kept(row_ptr, counts, deepest, target, IS_COUNT: tl.constexpr, WIDTH: t
         quarter = (high - low) // 4
         second = low + (high - low) // 2
         first, third = low + quarter, second + quarter
-        of_first = tl.zeros((counts.shape[0], WIDTH // 4), tl.float64)
-        of_second = tl.zeros((counts.shape[0], WIDTH // 4), tl.float64)
-        of_third = tl.zeros((counts.shape[0], WIDTH // 4), tl.float64)
-        least = tl.full((counts.shape[0], WIDTH // 4), NOWHERE, tl.int32)
-        greatest = tl.full((counts.shape[0], WIDTH // 4), -1, tl.int32)
+        of_first = tl.zeros((counts.shape[0], WIDTH // FOUR), tl.float64)
+        of_second = tl.zeros((counts.shape[0], WIDTH // FOUR), tl.float64)
+        of_third = tl.zeros((counts.shape[0], WIDTH // FOUR), tl.float64)
+        least = tl.full((counts.shape[0], WIDTH // FOUR), NOWHERE, tl.int32)
+        greatest = tl.full((counts.shape[0], WIDTH // FOUR), -1, tl.int32)
         for start in range(0, most, WIDTH):
             depth = candidates_at(row_ptr, counts, start, WIDTH)
             weight = tl.full(depth.shape, 1.0, tl.float32) if IS_COUNT else mass_of(depth)
@@ -271,6 +279,10 @@ def sample_draw_kernel(
     WIDTH: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(temperatures_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
     of_groups = greatest_of_groups(greatest_ptr, row, groups, GROUPS)
     greatest = tl.max(of_groups)
     group = tl.min(tl.where(of_groups == greatest, tl.arange(0, GROUPS), GROUPS))
@@ -278,13 +290,10 @@ def sample_draw_kernel(
     logit = logits_of(logits_ptr, mask_ptr, row, in_group, is_masked, words, vocab)
     token_id = tl.min(tl.where(logit == greatest, in_group, vocab))
 
-    temperature = tl.load(temperatures_ptr + row)
     if temperature > 0.0:
-        kept = depth_of_min_p(tl.load(min_p_ptr + row))
+        kept = depth_of_min_p(min_p)
         span = tl.arange(0, GROUPS // GROUPS_OF_SPAN)
         masses = tl.load(masses_ptr + row * spans + span, mask=span < spans, other=0.0)
-        top_k = tl.load(top_k_ptr + row)
-        top_p = tl.load(top_p_ptr + row)
         if (top_k > 0) | (top_p < 1.0):
             row_ptr = candidates_ptr + row * spans * SPAN
             counts = tl.load(counts_ptr + row * spans + span, mask=span < spans, other=0)

@@ -65,9 +65,13 @@ def test_a_draw_is_the_inverse_of_the_distribution_function() -> None:
     torch.testing.assert_close(shares, torch.tensor([0.1, 0.2, 0.3, 0.4]), atol=0.03, rtol=0.0)
 
 
-@pytest.mark.parametrize("vocab", [1, 5, GROUP, GROUP + 1, SPAN, SPAN + 1, 2 * SPAN + 16])
+@pytest.mark.parametrize("vocab", [1, 5, GROUP, GROUP + 1, SPAN, 2 * SPAN + 16])
 def test_the_kernels_equal_their_reference(vocab: int) -> None:
     assert_kernel_equals(3 * normal(len(ROWS), vocab), *ROWS)
+
+
+def test_a_span_of_one_token() -> None:
+    assert_kernel_equals(normal(5, SPAN + 1), *ROWS[:2], Row(top_k=9), Row(top_p=0.1), Row())
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 30.0])
@@ -144,6 +148,20 @@ def test_a_row_alone_equals_the_row_in_a_batch() -> None:
         for row in range(0, len(ROWS), 3):
             alone = (each[row : row + 1] for each in (logits, *parameters, mask))
             assert sample(*alone).item() == together[row]
+
+
+@pytest.mark.parametrize("value", [0, -1, 77])
+def test_scratch_is_read_where_it_was_stored(value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    new_empty = torch.Tensor.new_empty
+    rows = ROWS[:17]
+
+    monkeypatch.setattr(
+        torch.Tensor,
+        "new_empty",
+        lambda self, *sizes, **of: new_empty(self, *sizes, **of).fill_(value),
+    )
+
+    assert_kernel_equals(2 * normal(len(rows), 500, seed=9), *rows)
 
 
 def test_uniforms_of_the_kernel_are_those_of_the_reference() -> None:

@@ -89,23 +89,25 @@ MUTANTS = {
     OP: [
         Mutant(
             "tokens past the last",
-            "mask=token < vocab, other",
-            "mask=token <= vocab, other",
+            "mask=token < vocab, other=float",
+            "mask=token <= vocab, other=float",
             OutOfBounds,
             "load of logits",
         ),
         Mutant(
             "a mask that is not there",
-            "token < vocab * is_masked",
-            "token < vocab",
+            "if is_masked != 0:",
+            "if is_masked >= 0:",
             OutOfBounds,
             "load of mask",
         ),
-        Mutant("a mask unread", "token < vocab * is_masked", "token < vocab * 0", DIFFERS),
+        Mutant("a mask unread", "if is_masked != 0:", "if is_masked < 0:", DIFFERS),
         Mutant("bits of a byte from the top", "(token % WORD)", "(token % WORD ^ 7)", DIFFERS),
         Mutant("mask of the first row", "row * words", "row * 0", DIFFERS),
         Mutant("a stride for the other", "row * words", "row * vocab", OutOfBounds, "load of mask"),
-        Mutant("NaN stays", 'is_allowed & (logit > float("-inf"))', "is_allowed", DIFFERS),
+        Mutant(
+            "NaN stays", 'tl.where(logit > float("-inf"), logit, float("-inf"))', "logit", DIFFERS
+        ),
         Mutant(
             "groups past the last",
             "mask=group < groups",
@@ -116,8 +118,8 @@ MUTANTS = {
         ),
         Mutant(
             "spans that overlap",
-            "tl.program_id(0) * GROUPS_OF_SPAN",
-            "tl.program_id(0)",
+            "tl.program_id(0) * GROUPS_OF_SPAN +",
+            "tl.program_id(0) +",
             DoubleStore,
             "store of greatest",
         ),
@@ -146,8 +148,8 @@ MUTANTS = {
         ),
         Mutant(
             "candidates of all spans in one place",
-            "place * SPAN + tl.cumsum",
-            "row * SPAN + tl.cumsum",
+            "found = candidates_ptr + place * SPAN",
+            "found = candidates_ptr + row * SPAN",
             DoubleStore,
             "store of candidates",
         ),
