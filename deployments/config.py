@@ -35,7 +35,7 @@ class EngineSettings(Settings):
 
     device: str = "cpu"
     dtype: str = "auto"
-    attention_backend: Literal["auto", "triton", "torch"] = "auto"
+    attention_backend: Literal["auto", "triton", "vllm_flash_attn", "torch"] = "auto"
     num_replicas: int = Field(default=1, ge=1, le=64)
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     gpus_per_rank: float | None = Field(default=None, ge=0, le=1)

@@ -13,7 +13,8 @@ from engine.cache.tiers import ColdTier
 from engine.config import EngineConfig
 from engine.engine import Engine, Executor
 from engine.errors import CacheTooSmall, CheckpointError, EngineError
-from engine.execution.attention import ReferenceAttention
+from engine.execution.attention import AttentionBackend
+from engine.execution.backends import attention_backend
 from engine.execution.decode_graphs import DecodeGraphs, GraphRecorder, padded_sizes
 from engine.execution.kv_tensors import KVTensors, block_bytes, num_blocks_for
 from engine.execution.model_runner import ModelRunner
@@ -40,10 +41,6 @@ from engine.scheduling.scheduler import Scheduler
 
 AUTO, DUMMY = "auto", "dummy"
 CACHE_LAYOUT_VERSION = 1  # counts up when the same tokens get different bytes in a block
-ATTENTION_BACKENDS: dict[str, type[TritonAttention] | type[ReferenceAttention]] = {
-    "triton": TritonAttention,
-    "torch": ReferenceAttention,
-}
 _NUM_SAMPLED_PAGES, _PAGE_BYTES = 64, 4096
 
 
@@ -152,7 +149,7 @@ def _is_asynchronous(config: EngineConfig, ranks: Ranks) -> bool:
 def _graphs(
     config: EngineConfig,
     decoder: Decoder,
-    backend: TritonAttention | ReferenceAttention,
+    backend: AttentionBackend,
     slots: SequenceSlots | None,
 ) -> DecodeGraphs | None:
     if config.enforce_eager or slots is None or not config.device.startswith("cuda"):
@@ -187,19 +184,6 @@ def _engine_over(
         grammars=grammars,
         check_integrity=config.check_integrity,
     )
-
-
-def attention_backend(config: EngineConfig) -> type[TritonAttention] | type[ReferenceAttention]:
-    """Raises EngineError."""
-    name = config.attention_backend
-    if name == "auto":
-        name = "triton" if config.device.startswith("cuda") else "torch"
-    if name not in ATTENTION_BACKENDS:
-        names = ", ".join(ATTENTION_BACKENDS)
-        raise EngineError(
-            f"attention_backend must be one of auto, {names}, got {name!r}; correct it"
-        )
-    return ATTENTION_BACKENDS[name]
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

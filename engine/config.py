@@ -33,10 +33,12 @@ class EngineConfig:
     """`dtype` "auto" takes the checkpoint's; on CPU that becomes float32 (exact, and as fast).
 
     `max_model_len` None takes the checkpoint's context length. `attention_backend`: "triton" for
-    the kernels (on a CPU tensor: their references), "torch" for plain PyTorch, "auto" for the
-    kernels on a GPU and PyTorch on a CPU. `async_scheduling`: plan a step while the last one
-    computes; None where that gains, on one GPU. `enforce_eager`: no CUDA graphs. `load_format`
-    "dummy": small random weights, of which only config.json is read: to measure speed.
+    the kernels (on a CPU tensor: their references), "vllm_flash_attn" for prompts by FlashAttention
+    3, "torch" for plain PyTorch, "auto" for the fastest of them that is there.
+
+    `async_scheduling`: plan a step while the last one computes; None where that gains, on one GPU.
+    `enforce_eager`: no CUDA graphs. `load_format` "dummy": small random weights, of which only
+    config.json is read: to measure speed.
     """
 
     model_path: Path

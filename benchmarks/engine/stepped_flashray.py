@@ -5,8 +5,9 @@ from pathlib import Path
 
 from benchmarks.engine.job import Job
 from benchmarks.engine.stepped import Progressed
-from engine.build import attention_backend, build_engine
+from engine.build import build_engine
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.execution.backends import attention_backend
 from engine.sampling_params import SamplingParams
 
 NUM_THREADS = 4

@@ -88,29 +88,38 @@ class TritonAttention:
         value: torch.Tensor,
         metadata: PagedMetadata,
     ) -> torch.Tensor:
-        caches = self._kv.keys[layer], self._kv.values[layer]
-        kv_append(key, value, *caches, metadata.slot_mapping)
-        window, attended = self._windows[layer], []
-        if (decodes := metadata.decodes) is not None:
-            tables = decodes.block_tables, decodes.context_lens
-            attended.append(
-                paged_decode(query[decodes.rows], *caches, *tables, self._scale, window)
-            )
-        if (chunks := metadata.chunks) is not None:
-            assert chunks.query_starts is not None
-            tables = chunks.block_tables, chunks.context_lens
-            attended.append(
-                paged_prefill(
-                    query[chunks.rows],
-                    chunks.query_starts,
-                    *caches,
-                    *tables,
-                    self._scale,
-                    window,
-                    chunks.max_query_len,
-                )
-            )
+        kv_append(key, value, self._kv.keys[layer], self._kv.values[layer], metadata.slot_mapping)
+        attended = []
+        if metadata.decodes is not None:
+            attended.append(self._attend_decodes(layer, query, metadata.decodes))
+        if metadata.chunks is not None:
+            attended.append(self._attend_chunks(layer, query, metadata.chunks))
         return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+    def _attend_decodes(self, layer: int, query: torch.Tensor, decodes: PagedRows) -> torch.Tensor:
+        return paged_decode(
+            query[decodes.rows],
+            self._kv.keys[layer],
+            self._kv.values[layer],
+            decodes.block_tables,
+            decodes.context_lens,
+            self._scale,
+            self._windows[layer],
+        )
+
+    def _attend_chunks(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:
+        assert chunks.query_starts is not None
+        return paged_prefill(
+            query[chunks.rows],
+            chunks.query_starts,
+            self._kv.keys[layer],
+            self._kv.values[layer],
+            chunks.block_tables,
+            chunks.context_lens,
+            self._scale,
+            self._windows[layer],
+            chunks.max_query_len,
+        )
 
 
 def _rows_of(spans: Items[QuerySpan]) -> PagedRows | None:

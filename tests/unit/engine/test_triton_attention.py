@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.build import attention_backend, build_model_runner
+from engine.build import build_model_runner
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import EngineError
 from engine.execution.attention import ReferenceAttention
+from engine.execution.backends import attention_backend
 from engine.execution.inputs import build_inputs
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.model_runner import ModelRunner
@@ -105,7 +106,9 @@ def test_which_backend_is_taken(device: str, name: str, backend: type) -> None:
 
 def test_an_unknown_backend_is_refused_by_its_name() -> None:
     config = EngineConfig(Path("no such folder"), attention_backend="flash")
-    with pytest.raises(EngineError, match=r"one of auto, triton, torch, got 'flash'"):
+    with pytest.raises(
+        EngineError, match=r"one of auto, triton, vllm_flash_attn, torch, got 'flash'"
+    ):
         build_model_runner(config)
 
 

@@ -1,0 +1,82 @@
+"""Chunks of prompts by FlashAttention 3, as vllm carries it; single tokens by our own kernel.
+
+On an H200 FlashAttention 3 takes 0.6 of our kernel's time for a prompt of 8,192 tokens, and 1.03 to
+1.16 of it for decodes (benchmarks/results/kernels-h200.json): each does what it is faster at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from engine.errors import EngineError
+from engine.execution.inputs import ModelInputs
+from engine.execution.kv_tensors import KVTensors
+from engine.execution.triton_attention import PagedMetadata, PagedRows, TritonAttention
+
+MODULE = "vllm.vllm_flash_attn"
+VERSION = 3
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+class VllmFlashAttention(TritonAttention):
+    """float32 goes through our kernels altogether: FlashAttention has no form for it."""
+
+    def __init__(self, kv: KVTensors, windows: Iterable[int | None], scale: float) -> None:
+        """As `TritonAttention`. Raises EngineError also where FlashAttention 3 is not to be had."""
+        super().__init__(kv, windows, scale)
+        self._flash: Callable[..., torch.Tensor] | None = None
+        if kv.dtype in DTYPES:
+            module, reason = find_flash_attention()
+            if module is None:
+                raise EngineError(
+                    f"attention_backend vllm_flash_attn needs {MODULE} with FlashAttention "
+                    f"{VERSION}: {reason}; install vllm for this torch and GPU, or choose "
+                    "attention_backend triton"
+                )
+            self._flash = module.flash_attn_varlen_func
+
+    def prepare(self, inputs: ModelInputs) -> PagedMetadata:
+        metadata = super().prepare(inputs)
+        if metadata.chunks is None or self._flash is None:
+            return metadata
+        tables, lens = metadata.chunks.block_tables.int(), metadata.chunks.context_lens.int()
+        return replace(
+            metadata, chunks=replace(metadata.chunks, block_tables=tables, context_lens=lens)
+        )
+
+    def _attend_chunks(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:
+        if self._flash is None:
+            return super()._attend_chunks(layer, query, chunks)
+        window = self._windows[layer]
+        return self._flash(
+            q=query[chunks.rows],
+            k=self._kv.keys[layer],
+            v=self._kv.values[layer],
+            max_seqlen_q=chunks.max_query_len,
+            cu_seqlens_q=chunks.query_starts,
+            max_seqlen_k=chunks.block_tables.shape[1] * self._kv.block_size,
+            seqused_k=chunks.context_lens,
+            block_table=chunks.block_tables,
+            softmax_scale=self._scale,
+            causal=True,
+            window_size=None if window is None else [window - 1, 0],
+            fa_version=VERSION,
+        )
+
+
+@cache
+def find_flash_attention() -> tuple[Any, str]:
+    """The module, or None and why not."""
+    try:
+        module = import_module(MODULE)
+        if not module.is_fa_version_supported(VERSION):
+            return None, str(module.fa_version_unsupported_reason(VERSION))
+    except (ImportError, AttributeError, OSError, RuntimeError) as exc:
+        return None, f"{type(exc).__name__}: {exc}"
+    return module, ""
