@@ -38,6 +38,7 @@ from engine.ranks.leader import LeadingExecutor
 from engine.ranks.plan import max_plan_bytes
 from engine.ranks.plan_ring import PlanReader, PlanRing, ring_capacity
 from engine.scheduling.scheduler import Scheduler
+from kernels.linear.choose import choose_linears
 
 AUTO, DUMMY = "auto", "dummy"
 CACHE_LAYOUT_VERSION = 1  # counts up when the same tokens get different bytes in a block
@@ -111,8 +112,12 @@ def build_model_runner(
     num_blocks = ranks.minimum(_num_blocks(config, local, dtype))
     weights = _weights(config, model, dtype, ranks)
     kv = KVTensors.allocate(local, num_blocks, config.cache.block_size, dtype, weights.device)
-    backend = attention(kv, model.sliding_windows, scale=model.head_dim**-0.5)
-    decoder = build_decoder(model, weights, ranks)
+    is_deterministic = config.deterministic
+    scale = model.head_dim**-0.5
+    backend = attention(kv, model.sliding_windows, scale, deterministic=is_deterministic)
+    decoder = build_decoder(model, weights, ranks, is_deterministic=is_deterministic)
+    if weights.device.type == "cuda" and not is_deterministic:
+        choose_linears(weights.linears, weights.gate_ups)
     slots = _slots(config, model, ranks, weights.device)
     graphs = _graphs(config, decoder, backend, slots)
     return ModelRunner(decoder, kv, backend, Sampler(), cold_tier, slots, graphs)

@@ -36,6 +36,8 @@ class EngineConfig:
     the kernels (on a CPU tensor: their references), "vllm_flash_attn" for prompts by FlashAttention
     3, "torch" for plain PyTorch, "auto" for the fastest of them that is there.
 
+    `deterministic`: on a GPU, a sequence's tokens do not depend, to the bit, on what runs beside it
+    or on how its prompt was cut: by our own kernels alone, which costs speed.
     `async_scheduling`: plan a step while the last one computes; None where that gains, on one GPU.
     `enforce_eager`: no CUDA graphs. `load_format` "dummy": small random weights, of which only
     config.json is read: to measure speed.
@@ -45,6 +47,7 @@ class EngineConfig:
     device: str = "cpu"
     dtype: str = "auto"
     attention_backend: str = "auto"
+    deterministic: bool = False
     load_format: str = "auto"
     async_scheduling: bool | None = None
     enforce_eager: bool = False

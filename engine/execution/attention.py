@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from engine.errors import EngineError
 from engine.execution.inputs import ModelInputs, QuerySpan
 from engine.execution.kv_tensors import KVTensors
 from kernels.kv_append.api import kv_append
@@ -45,8 +46,20 @@ class AttentionBackend(Protocol):
 class ReferenceAttention:
     """Plain PyTorch over the block table, exact, on any device."""
 
-    def __init__(self, kv: KVTensors, windows: Iterable[int | None], scale: float) -> None:
-        """`windows` of the layers in order: keys a query sees, None for all."""
+    def __init__(
+        self,
+        kv: KVTensors,
+        windows: Iterable[int | None],
+        scale: float,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        """`windows` of the layers in order: keys a query sees, None for all. Raises EngineError."""
+        if deterministic and kv.device.type == "cuda":
+            raise EngineError(
+                "deterministic needs the attention kernels on a GPU; leave attention_backend at "
+                "auto, or choose triton"
+            )
         self._kv = kv
         self._windows = tuple(windows)
         self._scale = scale

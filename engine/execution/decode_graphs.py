@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from engine.execution.sampling_rows import GREEDY_ROW, RowParams, SamplingRows, row_of
 from engine.execution.sequence_slots import SequenceSlots
 from engine.execution.triton_attention import TritonAttention
 from engine.execution.uploads import upload
@@ -50,22 +51,24 @@ class GraphRecorder:
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
     """rows [3, size] int64: token ids (PENDING: the last of the slot), positions, slots. A replay
-    leaves logits [size, vocab_size] float32 and greedy [size] int64 in their places, and `greedy`
-    in the slots as the last tokens."""
+    leaves logits [size, vocab_size] float32 and chosen [size] int64 in their places, and `chosen`
+    in the slots as the last tokens. sampled_as: what `sampling` holds."""
 
     rows: torch.Tensor
+    sampling: SamplingRows
+    sampled_as: list[RowParams]
     logits: torch.Tensor
-    greedy: torch.Tensor
+    chosen: torch.Tensor
     replay: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedRows:
-    """logits [num_sequences, vocab_size] and greedy [num_sequences] of slots [num_sequences], which
-    keep `greedy`. The next run overwrites them."""
+    """logits [num_sequences, vocab_size] and chosen [num_sequences] of slots [num_sequences], which
+    keep `chosen`. The next run overwrites them."""
 
     logits: torch.Tensor
-    greedy: torch.Tensor
+    chosen: torch.Tensor
     slots: torch.Tensor
 
 
@@ -89,8 +92,10 @@ class DecodeGraphs:
     def record(self, size: int) -> None:
         padding_row = upload([0, PADDING, self._slots.spare], self._slots.device)
         rows = padding_row[:, None].repeat(1, size)
-        (logits, greedy), replay = self._recorder.record(partial(self._compute, rows))
-        self._steps[size] = RecordedStep(rows, logits, greedy, replay)
+        sampled_as = [GREEDY_ROW] * size
+        sampling = SamplingRows.of(sampled_as, self._slots.device)
+        (logits, chosen), replay = self._recorder.record(partial(self._compute, rows, sampling))
+        self._steps[size] = RecordedStep(rows, sampling, sampled_as, logits, chosen, replay)
 
     def fits(self, batch: ScheduledBatch) -> bool:
         """Every sequence computes one token and samples one, and there is room for all."""
@@ -110,10 +115,17 @@ class DecodeGraphs:
             slots + [self._slots.spare] * num_padding,
         )
         step.rows.copy_(upload(rows, self._slots.device))
+        self._sample_as(step, [row_of(entry.sequence.params) for entry in entries])
         step.replay()
-        return DecodedRows(step.logits[:num_rows], step.greedy[:num_rows], step.rows[2, :num_rows])
+        return DecodedRows(step.logits[:num_rows], step.chosen[:num_rows], step.rows[2, :num_rows])
 
-    def _compute(self, rows: torch.Tensor) -> Results:
+    def _sample_as(self, step: RecordedStep, params: list[RowParams]) -> None:
+        padded = params + [GREEDY_ROW] * (len(step.sampled_as) - len(params))
+        if padded != step.sampled_as:
+            step.sampling.copy_(SamplingRows.of(padded, self._slots.device))
+            step.sampled_as[:] = padded
+
+    def _compute(self, rows: torch.Tensor, sampling: SamplingRows) -> Results:
         token_ids, positions, slots = rows.unbind()
         last_tokens = self._slots.last_tokens.index_select(0, slots)
         input_ids = torch.where(token_ids == PENDING, last_tokens, token_ids)
@@ -122,9 +134,9 @@ class DecodeGraphs:
         attend = partial(self._backend.attend, metadata=metadata)
         normed = self._decoder.forward(input_ids, positions.clamp_min(0), attend)
         logits = self._decoder.logits(normed)
-        greedy = logits.argmax(-1)
-        self._slots.keep(slots, greedy)
-        return logits, greedy
+        chosen = sampling.sample(logits, positions + 1)
+        self._slots.keep(slots, chosen)
+        return logits, chosen
 
 
 def padded_sizes(max_num_sequences: int) -> list[int]:

@@ -25,13 +25,20 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 class VllmFlashAttention(TritonAttention):
-    """float32 goes through our kernels altogether: FlashAttention has no form for it."""
+    """What is to be deterministic, and float32, goes through our kernels altogether."""
 
-    def __init__(self, kv: KVTensors, windows: Iterable[int | None], scale: float) -> None:
+    def __init__(
+        self,
+        kv: KVTensors,
+        windows: Iterable[int | None],
+        scale: float,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         """As `TritonAttention`. Raises EngineError also where FlashAttention 3 is not to be had."""
-        super().__init__(kv, windows, scale)
+        super().__init__(kv, windows, scale, deterministic=deterministic)
         self._flash: Callable[..., torch.Tensor] | None = None
-        if kv.dtype in DTYPES:
+        if kv.dtype in DTYPES and not deterministic:
             module, reason = find_flash_attention()
             if module is None:
                 raise EngineError(

@@ -140,8 +140,8 @@ class ModelRunner:
         placed = slots.place(batch.scheduled)
         if self._graphs is not None and self._graphs.fits(batch):
             step = self._graphs.run(batch, placed)
-            drawn = self._sampler.draw(step.logits, _sequences_of(batch), step.greedy)
-            if drawn.token_ids is not step.greedy:
+            drawn = self._sampler.draw(step.logits, _sequences_of(batch), step.chosen)
+            if drawn.token_ids is not step.chosen:
                 slots.keep(step.slots, drawn.token_ids)
             return drawn
         pairs = zip(batch.scheduled, placed, strict=True)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from engine.execution.drawn_tokens import DrawnTokens, draw_logprobs
+from engine.execution.sampling_rows import SamplingRows, row_of
 from engine.execution.uploads import upload
 from engine.grammar import GrammarState, num_mask_words
 from engine.outputs import SampledTokens
@@ -35,11 +36,11 @@ class Sampler:
         self,
         logits: torch.Tensor,
         sequences: Items[Sequence],
-        greedy: torch.Tensor | None = None,
+        chosen: torch.Tensor | None = None,
     ) -> DrawnTokens:
-        """As `sample`, without waiting. `greedy` [num_sequences] int64: the largest of each row,
-        where they are known already."""
-        token_ids = self._choose(logits, sequences, greedy)
+        """As `sample`, without waiting. `chosen` [num_sequences] int64: drawn already, of logits
+        that nothing forbids, biases or penalises."""
+        token_ids = self._choose(logits, sequences, chosen)
         logprobs = [
             None
             if (num_top := sequence.params.num_logprobs) is None
@@ -49,15 +50,22 @@ class Sampler:
         return DrawnTokens.of(token_ids, logprobs)
 
     def _choose(
-        self, logits: torch.Tensor, sequences: Items[Sequence], greedy: torch.Tensor | None
+        self, logits: torch.Tensor, sequences: Items[Sequence], chosen: torch.Tensor | None
     ) -> torch.Tensor:
         adjusted = _adjust(logits, sequences)
+        if chosen is not None and adjusted is logits:
+            return chosen
+        if logits.is_cuda:
+            rows = SamplingRows.of([row_of(each.params) for each in sequences], logits.device)
+            positions = [sequence.sampled_position for sequence in sequences]
+            return rows.sample(adjusted, upload(positions, logits.device))
+        return self._choose_on_cpu(adjusted, sequences)
+
+    def _choose_on_cpu(self, adjusted: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
         drawn = [row for row, seq in enumerate(sequences) if not seq.params.is_greedy]
-        if greedy is not None and adjusted is logits and not drawn:
-            return greedy
         chosen = adjusted.argmax(dim=-1)
         if drawn:
-            rows = upload(drawn, logits.device)
+            rows = torch.tensor(drawn)
             chosen[rows] = _draw(adjusted[rows], [sequences[row] for row in drawn])
         return chosen
 

@@ -48,7 +48,14 @@ class PagedMetadata:
 class TritonAttention:
     """A layer costs the same few launches whatever the batch, and none of them waits."""
 
-    def __init__(self, kv: KVTensors, windows: Iterable[int | None], scale: float) -> None:
+    def __init__(
+        self,
+        kv: KVTensors,
+        windows: Iterable[int | None],
+        scale: float,
+        *,
+        deterministic: bool = False,
+    ) -> None:
         """`windows` of the layers in order: keys a query sees, None for all. Raises EngineError."""
         if kv.block_size != BLOCK_SIZE:
             raise EngineError(
@@ -64,6 +71,7 @@ class TritonAttention:
         self._kv = kv
         self._windows = tuple(windows)
         self._scale = scale
+        self._deterministic = deterministic
 
     def prepare(self, inputs: ModelInputs) -> PagedMetadata:
         decodes = [span for span in inputs.spans if span.query_len == 1]
@@ -105,6 +113,7 @@ class TritonAttention:
             decodes.context_lens,
             self._scale,
             self._windows[layer],
+            deterministic=self._deterministic,
         )
 
     def _attend_chunks(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:

@@ -14,10 +14,9 @@ from engine.models.rope import Rope, build_rope
 from engine.models.shard import Span, shard_of
 from engine.models.weights import DecoderWeights, LayerWeights
 from engine.ranks.group import SINGLE_RANK, Ranks
-from kernels.linear.api import linear
+from kernels.linear.api import PackedLinear, linear, linear_silu_mul
 from kernels.rms_norm.api import rms_norm
 from kernels.rotary.api import rotary
-from kernels.silu_mul.api import silu_mul
 
 # (layer index, query [num_tokens, num_heads, head_dim], key, value [num_tokens, num_kv_heads,
 # head_dim]) -> attended [num_tokens, num_heads, head_dim]; stores key and value on the way.
@@ -26,13 +25,15 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """`config` counts the heads of this rank."""
+    """`config` counts the heads of this rank. `is_deterministic`: a row's numbers do not depend on
+    the other rows of the step, nor on how many there are."""
 
     config: ModelConfig
     weights: DecoderWeights
     rope: Rope
     ranks: Ranks
     vocabulary: Span
+    is_deterministic: bool = False
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
@@ -47,7 +48,7 @@ class Decoder:
         for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True)):
             query, key, value = self._project(layer, normed, cos, sin)
             attended = attend(index, query, key, value).flatten(1)
-            update = self.ranks.all_reduce(linear(attended, layer.output))
+            update = self.ranks.all_reduce(self._linear(attended, layer.output))
             normed = rms_norm(update, layer.post_attention_norm, eps, residual)
             update = self.ranks.all_reduce(self._mlp(layer, normed))
             normed = rms_norm(update, next_norm, eps, residual)
@@ -56,7 +57,7 @@ class Decoder:
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Rows of what `forward` gives -> float32 [num_rows, vocab_size] on rank 0, on the others
         the columns of their own part of the vocabulary."""
-        columns = self.ranks.gather_columns(linear(normed, self.weights.lm_head))
+        columns = self.ranks.gather_columns(self._linear(normed, self.weights.lm_head))
         return columns[:, : self.config.vocab_size].float()
 
     def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -71,7 +72,7 @@ class Decoder:
         self, layer: LayerWeights, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         config, eps = self.config, self.config.rms_norm_eps
-        qkv = linear(normed, layer.qkv)
+        qkv = self._linear(normed, layer.qkv)
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)
         turning = heads[:, : -config.num_kv_heads]  # queries and keys
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -87,14 +88,22 @@ class Decoder:
         )
 
     def _mlp(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
-        return linear(silu_mul(linear(normed, layer.gate_up)), layer.down)
+        activated = linear_silu_mul(normed, layer.gate_up, deterministic=self.is_deterministic)
+        return self._linear(activated, layer.down)
+
+    def _linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        return linear(x, packed, deterministic=self.is_deterministic)
 
 
 def build_decoder(
-    config: ModelConfig, weights: DecoderWeights, ranks: Ranks = SINGLE_RANK
+    config: ModelConfig,
+    weights: DecoderWeights,
+    ranks: Ranks = SINGLE_RANK,
+    *,
+    is_deterministic: bool = False,
 ) -> Decoder:
     """`config` is the whole model's, `weights` are the rank's."""
     shard = shard_of(config, ranks)
     rope = build_rope(config.rope, config.head_dim)
     rope = Rope(rope.inverse_frequencies.to(weights.device), rope.scaling)
-    return Decoder(shard.local, weights, rope, ranks, shard.vocabulary)
+    return Decoder(shard.local, weights, rope, ranks, shard.vocabulary, is_deterministic)

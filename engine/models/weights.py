@@ -59,6 +59,16 @@ class DecoderWeights:
         return self.embedding.device
 
     @property
+    def linears(self) -> list[PackedLinear]:
+        """All but `gate_ups`."""
+        layers = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.down)]
+        return [*layers, self.lm_head]
+
+    @property
+    def gate_ups(self) -> list[PackedLinear]:
+        return [layer.gate_up for layer in self.layers]
+
+    @property
     def num_bytes(self) -> int:
         """What the rank's weights take; a head that is the embedding itself counts once."""
         fields = [self.embedding, self.final_norm, *_parts(self.lm_head)]

@@ -1,0 +1,48 @@
+"""How the rows of a step are sampled, as tensors for the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from engine.execution.uploads import upload
+from engine.sampling_params import SamplingParams
+from kernels.sampling.api import sample
+from kernels.sampling.uniform import int64_of
+
+RowParams = tuple[float, float, float, int, int]
+GREEDY_ROW: RowParams = (0.0, 0.0, 1.0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """floats [3, num_rows] float32: temperature, min-p, top-p; numbers [2, num_rows] int64: top-k
+    (0 off), seed."""
+
+    floats: torch.Tensor
+    numbers: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: Iterable[RowParams], device: torch.device) -> SamplingRows:
+        temperatures, min_ps, top_ps, top_ks, seeds = zip(*rows, strict=True)
+        floats = upload([temperatures, min_ps, top_ps], device, torch.float32)
+        return cls(floats, upload([top_ks, int64_of(seeds).tolist()], device))
+
+    def copy_(self, other: SamplingRows) -> None:
+        self.floats.copy_(other.floats)
+        self.numbers.copy_(other.numbers)
+
+    def sample(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """logits [num_rows, vocab_size] float32, positions [num_rows] int64 of the tokens that are
+        sampled -> [num_rows] int64."""
+        temperatures, min_p, top_p = self.floats.unbind()
+        top_k, seeds = self.numbers.unbind()
+        return sample(logits, temperatures, min_p, top_k.int(), top_p, seeds, positions)
+
+
+def row_of(params: SamplingParams) -> RowParams:
+    if params.is_greedy:
+        return GREEDY_ROW
+    return params.temperature, params.min_p, params.top_p, params.top_k or 0, params.seed
