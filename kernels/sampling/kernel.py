@@ -79,7 +79,8 @@ def depth_of_rank(depth, rank):
     for _ in range(RANK_STEPS):
         middle = low + (high - low) // 2
         is_enough = tl.sum((depth <= middle).to(tl.int32)) >= rank
-        low, high = tl.where(is_enough, low, middle), tl.where(is_enough, middle, high)
+        low = tl.where(is_enough, low, middle)
+        high = tl.where(is_enough, middle, high)
     return high
 
 
