@@ -15,7 +15,14 @@ from ray.exceptions import RayError
 from deployments.local_backend import LocalBackend
 from router.backends.base import BackendStatus
 from router.errors import BackendUnavailable, InvalidRequest, NotFound
-from router.generation import FinishReason, GenerationRequest, SamplingSettings, Usage
+from router.generation import (
+    FinishReason,
+    GenerationRequest,
+    Grammar,
+    GrammarKind,
+    SamplingSettings,
+    Usage,
+)
 from tests.serve.conftest import KEY
 
 pytestmark = [pytest.mark.ray, pytest.mark.asyncio(loop_scope="package")]
@@ -72,6 +79,21 @@ async def test_one_stream(backend):
     assert events[-1].finish_reason is FinishReason.LENGTH
     assert events[-1].usage == Usage(40, 0, 50)
     assert await backend.abort(generation.request_id) == Usage(40, 0, 50)
+
+
+async def test_grammars_are_compiled_in_the_rank_and_refused_from_there(backend):
+    def asking_for(text: str) -> GenerationRequest:
+        sampling = SamplingSettings(
+            max_tokens=50, stop_token_ids=(0,), grammar=Grammar(GrammarKind.REGEX, text)
+        )
+        return GenerationRequest(uuid.uuid4().hex, "tiny", (5, 6, 7), sampling)
+
+    follows = asking_for("(ab){3}")
+    await backend.submit(follows)
+    with pytest.raises(InvalidRequest, match="cannot be followed: at 1"):
+        await backend.submit(asking_for("("))
+    a, b, end = 64, 65, 0  # of a vocabulary of bytes that begins with "!"
+    assert await read(backend, follows.request_id) == [a, b, a, b, a, b, end]
 
 
 async def test_refusals_cross_processes_as_themselves(backend):

@@ -18,11 +18,13 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.errors import EngineError, RankLost, UnsupportedModel
 from engine.execution.model_runner import ModelRunner
+from engine.grammar import Grammar, GrammarCompiler, GrammarKind
 from engine.models.model_config import ModelConfig
 from engine.models.shard import shard_of
 from engine.ranks.group import RankOptions, SingleRank, TorchRanks, connect_store, serve_store
 from engine.ranks.plan_ring import PlanReader
 from engine.sampling_params import SamplingParams
+from tests.fakes.grammar import STOP, FakeGrammars
 from tests.unit.engine.hand_batch import new_sequence, plan
 from tests.unit.engine.rank_threads import run_ranks
 from tests.unit.engine.tiny_checkpoint import VARIANTS, save_tiny
@@ -72,7 +74,11 @@ def complete(engine: Engine, prompts: list[list[int]], params: SamplingParams) -
 
 
 def complete_on_ranks(
-    config: EngineConfig, size: int, prompts: list[list[int]], params: SamplingParams
+    config: EngineConfig,
+    size: int,
+    prompts: list[list[int]],
+    params: SamplingParams,
+    grammars: GrammarCompiler | None = None,
 ) -> tuple[list[list[int]], Engine]:
     """Rank 0 leads and then closes the ring, which ends the others."""
     ring = open_ring(config, size)
@@ -88,7 +94,7 @@ def complete_on_ranks(
             reader.close()
             return []
         ring.seal()
-        engines.append(build_leader(runner, config, ranks, ring))
+        engines.append(build_leader(runner, config, ranks, ring, grammars))
         completions = complete(engines[0], prompts, params)
         ring.close()
         return completions
@@ -112,6 +118,23 @@ def test_the_whole_engine_on_ranks(size: int, temperature: float, tmp_path: Path
     assert completions == expected
     assert engine.stats.num_blocks == 14
     assert engine.totals.preemptions > 0
+
+
+def test_rank_0_alone_knows_of_grammars(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    config = config_of(tmp_path)
+    grammar = Grammar(GrammarKind.REGEX, ",".join(f"{id_} {id_ + 50}" for id_ in range(10, 20)))
+    params = SamplingParams(24, seed=3, stop_token_ids=frozenset({STOP}), grammar=grammar)
+    prompts = [PROMPT, PROMPT[::-1]]
+
+    expected = complete(build_engine(config, grammars=FakeGrammars()), prompts, params)
+    completions, _ = complete_on_ranks(config, 2, prompts, params, FakeGrammars())
+
+    assert completions == expected
+    for completion in completions:
+        assert completion[-1] == STOP
+        choices = zip(completion[:-1], range(10, 20), strict=True)
+        assert all(token_id in (id_, id_ + 50) for token_id, id_ in choices)
 
 
 @pytest.mark.parametrize("size", SIZES)
