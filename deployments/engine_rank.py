@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from deployments.cold_client import ColdClient
 from deployments.cold_store import ColdStoreLimits
 from deployments.engine_shell import RankLoad, RankStatus
-from deployments.grammars import ModelGrammars
 from deployments.in_process_rank import rank_status
 from deployments.model_files import MANIFEST
 from deployments.node_stores import NodeStores
@@ -20,6 +19,7 @@ from engine.outputs import StepOutput, Usage
 from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from deployments.grammars import ModelGrammars
     from engine.execution.model_runner import ModelRunner
     from engine.ranks.follower import FollowerLoop
     from engine.ranks.plan_ring import PlanRing, RingAddress
@@ -155,6 +155,8 @@ class EngineRank:
 
     def _grammars(self) -> ModelGrammars | None:
         """None for bare weights: nobody says what their tokens spell."""
+        from deployments.grammars import ModelGrammars
+
         folder = self._config.model_path
         return ModelGrammars.of_model(folder) if (folder / MANIFEST).is_file() else None
 

@@ -42,20 +42,34 @@ class SamplingExecutor(FakeExecutor):
                 for token_id in likely
             ]
         )
-        return Sampler().sample(logits, [entry.sequence for entry in batch.sampling])
+        sampled = Sampler().sample(logits, [entry.sequence for entry in batch.sampling])
+        for entry, token_id in zip(batch.sampling, sampled.token_ids, strict=True):
+            self._sampled[entry.sequence] = entry.end, token_id
+        return sampled
 
 
-def engine_with(grammars, *, num_blocks=64, num_sequences=8):
-    scheduler = Scheduler(
-        SchedulerConfig(num_sequences, 16),
-        BlockAllocator(num_blocks, BLOCK_SIZE, enable_prefix_cache=True),
-        28,
-        b"model",
-    )
-    executor = SamplingExecutor(BLOCK_SIZE, vocab_size=VOCAB_SIZE)
-    return Engine(
-        scheduler, executor, vocab_size=VOCAB_SIZE, grammars=grammars, check_integrity=True
-    )
+@pytest.fixture(params=[False, True], ids=["in step", "a step ahead"])
+def engine_with(request):
+    """Builds an engine, which waits for the tokens of a step or does not."""
+
+    def build(grammars, *, num_blocks=64):
+        scheduler = Scheduler(
+            SchedulerConfig(8, 16),
+            BlockAllocator(num_blocks, BLOCK_SIZE, enable_prefix_cache=True),
+            28,
+            b"model",
+        )
+        executor = SamplingExecutor(BLOCK_SIZE, vocab_size=VOCAB_SIZE)
+        return Engine(
+            scheduler,
+            executor,
+            vocab_size=VOCAB_SIZE,
+            launch=executor.launch if request.param else None,
+            grammars=grammars,
+            check_integrity=True,
+        )
+
+    return build
 
 
 def completions(engine):
@@ -70,7 +84,7 @@ def completions(engine):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 50.0])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_completion_follows_its_grammar_and_stops(temperature, seed):
+def test_a_completion_follows_its_grammar_and_stops(engine_with, temperature, seed):
     engine = engine_with(FakeGrammars())
     engine.add("a", range(5), following("5 96,64,31 32", temperature=temperature, seed=seed))
     engine.add("free", range(6), SamplingParams(4, temperature=temperature, seed=seed))
@@ -83,19 +97,19 @@ def test_a_completion_follows_its_grammar_and_stops(temperature, seed):
     assert reasons == {"a": FinishReason.STOP_TOKEN, "free": FinishReason.LENGTH}
 
 
-def test_the_limit_cuts_a_grammar_short():
+def test_the_limit_cuts_a_grammar_short(engine_with):
     engine = engine_with(FakeGrammars())
     engine.add("a", range(5), following("7,8,9", max_tokens=2))
     assert completions(engine) == ({"a": [7, 8]}, {"a": FinishReason.LENGTH})
 
 
-def test_a_grammar_that_fails_in_the_middle_ends_as_cut_short():
+def test_a_grammar_that_fails_in_the_middle_ends_as_cut_short(engine_with):
     engine = engine_with(FakeGrammars(fail_at=2))
     engine.add("a", range(5), following("7,8,9"))
     assert completions(engine) == ({"a": [7, 8, STOP]}, {"a": FinishReason.LENGTH})
 
 
-def test_preempted_sequences_go_on_where_they_were():
+def test_preempted_sequences_go_on_where_they_were(engine_with):
     text = ",".join(str(10 + position) for position in range(18))
     grammars = FakeGrammars()
     engine = engine_with(grammars, num_blocks=8)
@@ -113,7 +127,7 @@ def test_preempted_sequences_go_on_where_they_were():
     assert [state.accepted for state in grammars.states] == list(tokens.values())
 
 
-def test_a_malformed_grammar_is_refused_and_nothing_stays():
+def test_a_malformed_grammar_is_refused_and_nothing_stays(engine_with):
     engine = engine_with(FakeGrammars())
     engine.add("good", range(5), following("7"))
     with pytest.raises(InvalidGrammar, match="expected token ids, got 'x'"):
@@ -121,7 +135,7 @@ def test_a_malformed_grammar_is_refused_and_nothing_stays():
     assert completions(engine) == ({"good": [7, STOP]}, {"good": FinishReason.STOP_TOKEN})
 
 
-def test_an_engine_without_a_compiler_says_so():
+def test_an_engine_without_a_compiler_says_so(engine_with):
     engine = engine_with(None)
     with pytest.raises(InvalidGrammar, match=r"without a compiler of grammars, got a regex; drop"):
         engine.add("a", range(5), following("7"))
