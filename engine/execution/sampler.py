@@ -1,6 +1,6 @@
 """Logits -> one token a sequence. A draw depends on the sequence alone, never on its batch.
 
-Order of the transformations: grammar, logit bias, penalties, temperature, min-p, top-k, top-p.
+Order of the transformations: logit bias, penalties, grammar, temperature, min-p, top-k, top-p.
 Tokens that tie with the last one kept by top-k or top-p are kept too, so no filter depends on a
 sort's order.
 """
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from engine.execution.drawn_tokens import DrawnTokens, draw_logprobs
+from engine.execution.grammar_masks import allowed_tokens, grammar_masks
 from engine.execution.sampling_rows import SamplingRows, row_of
 from engine.execution.uploads import upload
-from engine.grammar import GrammarState, num_mask_words
 from engine.outputs import SampledTokens
 from engine.sampling_params import SamplingParams
 from engine.sequence import Sequence
@@ -53,12 +53,16 @@ class Sampler:
         self, logits: torch.Tensor, sequences: Items[Sequence], chosen: torch.Tensor | None
     ) -> torch.Tensor:
         adjusted = _adjust(logits, sequences)
-        if chosen is not None and adjusted is logits:
+        masks = grammar_masks(sequences, logits.shape[-1], logits.device)
+        if chosen is not None and adjusted is logits and masks is None:
             return chosen
-        if logits.is_cuda:
+        if logits.is_cuda and sequences:
             rows = SamplingRows.of([row_of(each.params) for each in sequences], logits.device)
             positions = [sequence.sampled_position for sequence in sequences]
-            return rows.sample(adjusted, upload(positions, logits.device))
+            return rows.sample(adjusted, upload(positions, logits.device), masks)
+        if masks is not None:
+            allowed = allowed_tokens(masks, logits.shape[-1])
+            adjusted = adjusted.masked_fill(~allowed, float("-inf"))
         return self._choose_on_cpu(adjusted, sequences)
 
     def _choose_on_cpu(self, adjusted: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
@@ -71,30 +75,17 @@ class Sampler:
 
 
 def _adjust(logits: torch.Tensor, sequences: Items[Sequence]) -> torch.Tensor:
-    """Grammar, logit bias and penalties, on a copy when there are any."""
+    """Logit bias and penalties, on a copy when there are any."""
     rows = [
         row
         for row, sequence in enumerate(sequences)
-        if sequence.params.logit_bias
-        or sequence.params.has_penalties
-        or sequence.grammar_state is not None
+        if sequence.params.logit_bias or sequence.params.has_penalties
     ]
     adjusted = logits.clone() if rows else logits
     for row in rows:
-        if (state := sequences[row].grammar_state) is not None:
-            _forbid(adjusted[row], state)
         _add_bias(adjusted[row], sequences[row].params)
         _penalise(adjusted[row], sequences[row])
     return adjusted
-
-
-def _forbid(row: torch.Tensor, state: GrammarState) -> None:
-    """-inf wherever the grammar has no such token next."""
-    vocab_size = row.shape[0]
-    mask = np.empty(num_mask_words(vocab_size), dtype=np.int32)
-    state.fill(mask)
-    allowed = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
-    row.masked_fill_(torch.from_numpy(allowed == 0).to(row.device), float("-inf"))
 
 
 def _add_bias(row: torch.Tensor, params: SamplingParams) -> None:
