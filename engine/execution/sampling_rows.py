@@ -34,12 +34,14 @@ class SamplingRows:
         self.floats.copy_(other.floats)
         self.numbers.copy_(other.numbers)
 
-    def sample(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def sample(
+        self, logits: torch.Tensor, positions: torch.Tensor, masks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """logits [num_rows, vocab_size] float32, positions [num_rows] int64 of the tokens that are
-        sampled -> [num_rows] int64."""
+        sampled, masks as `grammar_masks` has them -> [num_rows] int64."""
         temperatures, min_p, top_p = self.floats.unbind()
         top_k, seeds = self.numbers.unbind()
-        return sample(logits, temperatures, min_p, top_k.int(), top_p, seeds, positions)
+        return sample(logits, temperatures, min_p, top_k.int(), top_p, seeds, positions, masks)
 
 
 def row_of(params: SamplingParams) -> RowParams:

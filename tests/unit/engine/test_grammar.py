@@ -9,7 +9,9 @@ from engine.cache.block_allocator import BlockAllocator
 from engine.config import SchedulerConfig
 from engine.engine import Engine
 from engine.errors import InvalidGrammar, InvalidSamplingParams
+from engine.execution.grammar_masks import grammar_masks
 from engine.execution.sampler import Sampler
+from engine.execution.sampling_rows import SamplingRows, row_of
 from engine.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind, num_mask_words
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
@@ -185,6 +187,28 @@ def test_bias_and_penalties_cannot_bring_back_what_is_forbidden():
         sequence.grammar_state = FakeGrammars().compile(regex("2 3"))
         assert Sampler().sample(logits, [sequence]).token_ids == (2,)
     assert logits.tolist() == [[9.0, 3.0, -1.0, 2.0]]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_kernel_draws_under_the_same_masks(temperature):
+    """What is drawn on a GPU, here by the kernel's reference; one row has no grammar."""
+    logits = torch.randn(4, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    texts = ("5 96", None, "64", "31 32 33")
+    sequences = []
+    for seed, text in enumerate(texts):
+        params = SamplingParams(9) if text is None else following(text)
+        params = replace(params, temperature=temperature, seed=seed)
+        sequences.append(Sequence(str(seed), [0], 1, params))
+        if text is not None:
+            sequences[-1].grammar_state = FakeGrammars().compile(regex(text))
+    rows = SamplingRows.of([row_of(each.params) for each in sequences], logits.device)
+    masks = grammar_masks(sequences, VOCAB_SIZE, logits.device)
+    drawn = rows.sample(logits, torch.ones(4, dtype=torch.int64), masks)
+    assert tuple(drawn.tolist()) == Sampler().sample(logits, sequences).token_ids
+    for token_id, text in zip(drawn.tolist(), texts, strict=True):
+        assert text is None or str(token_id) in text.split()
+    assert grammar_masks(sequences[1:2], VOCAB_SIZE, logits.device) is None
+    assert grammar_masks([], VOCAB_SIZE, logits.device) is None
 
 
 def test_logprobs_are_of_the_raw_distribution():
