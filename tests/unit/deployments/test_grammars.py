@@ -238,8 +238,13 @@ def test_a_grammar_that_fails_in_the_middle_allows_the_end_alone(caplog, monkeyp
 
 
 def test_compiling_leaves_the_interpreter_to_others():
-    """The step thread goes on while a caller's grammar is compiled."""
-    compiling = threading.Thread(target=compile_, args=(schema(wide(450)),))
+    """The step thread goes on while a caller's grammar is compiled: one of a tenth of a second."""
+
+    def refused() -> None:
+        with pytest.raises(InvalidGrammar):
+            compile_(schema(wide(1_500)))
+
+    compiling = threading.Thread(target=refused)
     compiling.start()
     ticks = 0
     while compiling.is_alive():
