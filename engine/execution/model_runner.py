@@ -130,8 +130,10 @@ class ModelRunner:
             newest = torch.where(newest == PENDING, last_tokens, newest)
             inputs.input_ids.index_copy_(0, inputs.sampled_rows, newest)
         attend = partial(self._backend.attend, metadata=self._backend.prepare(inputs))
-        hidden = self._decoder.forward(inputs.input_ids, inputs.positions, attend)
-        return self._decoder.logits(hidden.index_select(0, inputs.sampled_rows))
+        normed = self._decoder.forward(
+            inputs.input_ids, inputs.positions, attend, inputs.sampled_rows
+        )
+        return self._decoder.logits(normed)
 
     def _draw(self, batch: ScheduledBatch) -> DrawnTokens:
         return self._sampler.draw(self.forward(batch), _sequences_of(batch))

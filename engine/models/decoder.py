@@ -36,10 +36,14 @@ class Decoder:
     is_deterministic: bool = False
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """input_ids, positions [num_tokens] int64 -> [num_tokens, hidden_size], after the last
-        norm."""
+        """input_ids, positions [num_tokens] int64 -> [num_rows, hidden_size], after the last norm:
+        of the tokens `rows` [num_rows] int64, None for all."""
         weights, eps = self.weights, self.config.rms_norm_eps
         cos, sin = self.rope.cos_sin(positions, weights.dtype)
         residual = self._embed(input_ids)
@@ -48,6 +52,9 @@ class Decoder:
         for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True)):
             query, key, value = self._project(layer, normed, cos, sin)
             attended = attend(index, query, key, value).flatten(1)
+            if rows is not None and layer is weights.layers[-1]:
+                # From here on no token is looked at by another: the others are done.
+                attended, residual = attended.index_select(0, rows), residual.index_select(0, rows)
             update = self.ranks.all_reduce(self._linear(attended, layer.output))
             normed = rms_norm(update, layer.post_attention_norm, eps, residual)
             update = self.ranks.all_reduce(self._mlp(layer, normed))

@@ -75,6 +75,8 @@ class TorchRanks:
         self._device = device
 
     def all_reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        if not partial.numel():
+            return partial
         with self._lost_as_such():
             self._backend.allreduce([partial]).wait()
         return partial
