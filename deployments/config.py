@@ -28,7 +28,8 @@ class Settings(BaseModel):
 
 class EngineSettings(Settings):
     """`max_model_len` null takes the checkpoint's. Each of `num_replicas` engines holds the whole
-    model; `tensor_parallel_size` ranks share it, one actor each; `kv_cache_gib` is of each rank.
+    model; `tensor_parallel_size` ranks share it, one actor each; `kv_cache_gib` is of each rank,
+    null: 1 on a CPU, on a GPU all that is left within `gpu_memory_utilization` of its memory.
     `gpus_per_rank` null: 1 on a GPU, else 0. `step_timeout_s`: work in flight and no finished step
     for so long ends the ranks, which are then started again; null: 10 on a GPU, else 60.
     `itl_budget_ms`: what a step with decodes may take; null: 50 on a GPU, else none; 0: none."""
@@ -40,7 +41,10 @@ class EngineSettings(Settings):
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     gpus_per_rank: float | None = Field(default=None, ge=0, le=1)
     max_model_len: int | None = Field(default=None, ge=64)
-    kv_cache_gib: float = Field(default=1.0, gt=0)
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    deterministic: bool = False
+    enforce_eager: bool = False
     max_num_sequences: int = Field(default=32, ge=1)
     max_num_batched_tokens: int = Field(default=256, ge=1)
     itl_budget_ms: float | None = Field(default=None, ge=0)
@@ -70,6 +74,14 @@ class EngineSettings(Settings):
         if self.itl_budget_ms is None:
             return 50.0 if self.is_on_gpu else None
         return self.itl_budget_ms or None
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """None: to be measured."""
+        gib = self.kv_cache_gib
+        if gib is None and not self.is_on_gpu:
+            gib = 1.0
+        return None if gib is None else int(gib * (1 << 30))
 
     @property
     def cold_tier_bytes(self) -> int:

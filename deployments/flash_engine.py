@@ -43,8 +43,11 @@ def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
         max_model_len=settings.max_model_len,
         num_threads=settings.num_threads,
         attention_backend=settings.attention_backend,
+        deterministic=settings.deterministic,
+        enforce_eager=settings.enforce_eager,
         cache=CacheConfig(
-            kv_cache_bytes=int(settings.kv_cache_gib * (1 << 30)),
+            kv_cache_bytes=settings.kv_cache_bytes,
+            gpu_memory_utilization=settings.gpu_memory_utilization,
             enable_prefix_cache=settings.enable_prefix_cache,
         ),
         scheduler=SchedulerConfig(

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +19,7 @@ from engine.execution.attention import AttentionBackend
 from engine.execution.backends import attention_backend
 from engine.execution.decode_graphs import DecodeGraphs, GraphRecorder, padded_sizes
 from engine.execution.kv_tensors import KVTensors, block_bytes, num_blocks_for
+from engine.execution.memory import profile_memory
 from engine.execution.model_runner import ModelRunner
 from engine.execution.sampler import Sampler
 from engine.execution.sequence_slots import SequenceSlots
@@ -38,11 +41,15 @@ from engine.ranks.leader import LeadingExecutor
 from engine.ranks.plan import max_plan_bytes
 from engine.ranks.plan_ring import PlanReader, PlanRing, ring_capacity
 from engine.scheduling.scheduler import Scheduler
+from engine.start_up import StartUp
 from kernels.linear.choose import choose_linears
 
-AUTO, DUMMY = "auto", "dummy"
+DUMMY = "dummy"
+LOAD_FORMATS = ("auto", DUMMY)
 CACHE_LAYOUT_VERSION = 1  # counts up when the same tokens get different bytes in a block
 _NUM_SAMPLED_PAGES, _PAGE_BYTES = 64, 4096
+
+logger = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -108,24 +115,42 @@ def build_model_runner(
     model = ModelConfig.from_folder(config.model_path)
     local = shard_of(model, ranks).local
     dtype = resolve_dtype(config.dtype, model.dtype, config.device)
-    # Before the weights: fails in milliseconds.
-    num_blocks = ranks.minimum(_num_blocks(config, local, dtype))
-    weights = _weights(config, model, dtype, ranks)
-    kv = KVTensors.allocate(local, num_blocks, config.cache.block_size, dtype, weights.device)
-    is_deterministic = config.deterministic
+    is_on_gpu = config.device.startswith("cuda")
+    is_measured = config.cache.kv_cache_bytes is None
+    if is_measured and not is_on_gpu:
+        raise EngineError("kv_cache_bytes None needs a GPU; say how many bytes")
+    _refuse_small_cache(config, local, dtype)  # before the weights: in milliseconds
+    start = StartUp()
+    with start.phase("weights"):
+        weights = _weights(config, model, dtype, ranks)
+    decoder = build_decoder(model, weights, ranks, is_deterministic=config.deterministic)
+    if is_on_gpu and not config.deterministic:
+        with start.phase("choice of linear kernels"):
+            choose_linears(weights.linears, weights.gate_ups)
+    if is_measured:
+        with start.phase("memory profile"):
+            kv_cache_bytes = profile_memory(config, decoder).kv_cache
+        config = replace(config, cache=replace(config.cache, kv_cache_bytes=kv_cache_bytes))
+        _refuse_small_cache(config, local, dtype)
+    with start.phase("KV cache"):
+        num_blocks = ranks.minimum(_num_blocks(config, local, dtype))
+        kv = KVTensors.allocate(local, num_blocks, config.cache.block_size, dtype, weights.device)
     scale = model.head_dim**-0.5
-    backend = attention(kv, model.sliding_windows, scale, deterministic=is_deterministic)
-    decoder = build_decoder(model, weights, ranks, is_deterministic=is_deterministic)
-    if weights.device.type == "cuda" and not is_deterministic:
-        choose_linears(weights.linears, weights.gate_ups)
+    backend = attention(kv, model.sliding_windows, scale, deterministic=config.deterministic)
     slots = _slots(config, model, ranks, weights.device)
-    graphs = _graphs(config, decoder, backend, slots)
+    with start.phase("CUDA graphs"):
+        graphs = _graphs(config, decoder, backend, slots)
+    logger.info("%s; %d blocks of %d tokens", start.report(), num_blocks, kv.block_size)
     return ModelRunner(decoder, kv, backend, Sampler(), cold_tier, slots, graphs)
 
 
 def _weights(
     config: EngineConfig, model: ModelConfig, dtype: torch.dtype, ranks: Ranks
 ) -> DecoderWeights:
+    if config.load_format not in LOAD_FORMATS:
+        raise EngineError(
+            f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {config.load_format!r}"
+        )
     if config.load_format == DUMMY:
         return dummy_weights(model, dtype, config.device, ranks)
     return load_weights(config.model_path, model, dtype, config.device, ranks)
@@ -249,15 +274,23 @@ def _fingerprint(files: Sequence[Path]) -> str:
 
 def _num_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
     """As many as the bytes hold, but no more than all sequences of full length could use."""
-    block_size = config.cache.block_size
-    max_model_len = resolve_max_model_len(config, model)
-    fitting = num_blocks_for(config.cache.kv_cache_bytes, model, block_size, dtype)
-    # One more than a sequence fills: the scheduler keeps a spare block to grow into.
-    per_sequence = -(-max_model_len // block_size) + 1
-    if fitting < per_sequence:
+    assert config.cache.kv_cache_bytes is not None, "measured by now"
+    fitting = num_blocks_for(config.cache.kv_cache_bytes, model, config.cache.block_size, dtype)
+    return min(fitting, _blocks_a_sequence(config, model) * config.scheduler.max_num_sequences)
+
+
+def _refuse_small_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> None:
+    """Raises CacheTooSmall; nothing while the bytes are not known."""
+    num_bytes, block_size = config.cache.kv_cache_bytes, config.cache.block_size
+    needed = _blocks_a_sequence(config, model)
+    if num_bytes is not None and num_blocks_for(num_bytes, model, block_size, dtype) < needed:
         raise CacheTooSmall(
-            f"a sequence of max_model_len {max_model_len} needs "
-            f"{per_sequence * block_bytes(model, block_size, dtype)} bytes of KV cache, "
-            f"kv_cache_bytes is {config.cache.kv_cache_bytes}; raise it or lower max_model_len"
+            f"a sequence of max_model_len {resolve_max_model_len(config, model)} needs "
+            f"{needed * block_bytes(model, block_size, dtype)} bytes of KV cache, "
+            f"kv_cache_bytes is {num_bytes}; raise it or lower max_model_len"
         )
-    return min(fitting, per_sequence * config.scheduler.max_num_sequences)
+
+
+def _blocks_a_sequence(config: EngineConfig, model: ModelConfig) -> int:
+    """One more than it fills: the scheduler keeps a spare block to grow into."""
+    return -(-resolve_max_model_len(config, model) // config.cache.block_size) + 1

@@ -8,9 +8,11 @@ BLOCK_SIZE = 64  # tokens of one sequence in one block (design: blocks and slabs
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """The KV pool. `kv_cache_bytes` covers keys and values of all layers of this rank."""
+    """The KV pool. `kv_cache_bytes` covers keys and values of all layers of this rank; None, on a
+    GPU: all that is left within `gpu_memory_utilization` of its memory after the largest step."""
 
-    kv_cache_bytes: int = 1 << 30
+    kv_cache_bytes: int | None = 1 << 30
+    gpu_memory_utilization: float = 0.9
     block_size: int = BLOCK_SIZE
     enable_prefix_cache: bool = True
 

@@ -42,8 +42,9 @@ def gpu_engine_faults(cluster: Cluster, config: AppConfig, field: str) -> Iterat
         yield cluster.manifest.fault(f"{field}.engine.gpus_per_rank", message)
     for group in groups:
         card_gib = CARD_GIB.get(group["template"]["spec"].get("nodeSelector", {}).get(PRODUCT))
-        if card_gib is not None and engine.kv_cache_gib >= card_gib:
-            message = f"expected less than the {card_gib} GiB of a card, got {engine.kv_cache_gib}"
+        kv_cache_gib = engine.kv_cache_gib or 0.0
+        if card_gib is not None and kv_cache_gib >= card_gib:
+            message = f"expected less than the {card_gib} GiB of a card, got {kv_cache_gib}"
             yield cluster.manifest.fault(f"{field}.engine.kv_cache_gib", message)
 
 

@@ -152,10 +152,11 @@ def placement_faults(manifest: Manifest, config: AppConfig, field: str) -> Itera
     if any(total[name] > most[name] for name in total):
         yield cluster.fault("workerGroupSpecs", f"the app asks for {total}, there may be {most}")
     memory = max((size["memory"] for size, _ in sizes), default=0.0)
-    if config.engine.device == "cpu" and config.engine.kv_cache_gib * (1 << 30) > memory / 2:
+    kv_cache_bytes = config.engine.kv_cache_bytes or 0
+    if config.engine.device == "cpu" and kv_cache_bytes > memory / 2:
         yield manifest.fault(
             f"{field}.engine.kv_cache_gib",
-            f"{config.engine.kv_cache_gib} is over half a worker's {memory / (1 << 30):.0f} GiB",
+            f"{kv_cache_bytes / (1 << 30)} is over half a worker's {memory / (1 << 30):.0f} GiB",
         )
 
 
