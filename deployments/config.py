@@ -30,6 +30,7 @@ class EngineSettings(Settings):
     """`max_model_len` null takes the checkpoint's. Each of `num_replicas` engines holds the whole
     model; `tensor_parallel_size` ranks share it, one actor each; `kv_cache_gib` is of each rank,
     null: 1 on a CPU, on a GPU all that is left within `gpu_memory_utilization` of its memory.
+    `max_num_batched_tokens` null: 8192 on a GPU, else 256.
     `gpus_per_rank` null: 1 on a GPU, else 0. `step_timeout_s`: work in flight and no finished step
     for so long ends the ranks, which are then started again; null: 10 on a GPU, else 60.
     `itl_budget_ms`: what a step with decodes may take; null: 50 on a GPU, else none; 0: none."""
@@ -46,7 +47,7 @@ class EngineSettings(Settings):
     deterministic: bool = False
     enforce_eager: bool = False
     max_num_sequences: int = Field(default=32, ge=1)
-    max_num_batched_tokens: int = Field(default=256, ge=1)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
     itl_budget_ms: float | None = Field(default=None, ge=0)
     enable_prefix_cache: bool = True
     cold_tier_gib: float | None = Field(default=None, ge=0)
@@ -76,6 +77,10 @@ class EngineSettings(Settings):
         return self.itl_budget_ms or None
 
     @property
+    def max_step_tokens(self) -> int:
+        return self.max_num_batched_tokens or (8192 if self.is_on_gpu else 256)
+
+    @property
     def kv_cache_bytes(self) -> int | None:
         """None: to be measured."""
         gib = self.kv_cache_gib
@@ -102,10 +107,10 @@ class EngineSettings(Settings):
 
     @model_validator(mode="after")
     def _every_sequence_gets_a_token(self) -> Self:
-        if self.max_num_sequences > self.max_num_batched_tokens:
+        if self.max_num_sequences > self.max_step_tokens:
             raise ValueError(
                 f"max_num_sequences {self.max_num_sequences} > max_num_batched_tokens "
-                f"{self.max_num_batched_tokens}: a step must hold one token of every sequence"
+                f"{self.max_step_tokens}: a step must hold one token of every sequence"
             )
         return self
 

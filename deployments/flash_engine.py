@@ -52,7 +52,7 @@ def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
         ),
         scheduler=SchedulerConfig(
             max_num_sequences=settings.max_num_sequences,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_num_batched_tokens=settings.max_step_tokens,
             itl_budget_ms=settings.step_budget_ms,
         ),
     )

@@ -40,8 +40,10 @@ from engine.ranks.group import SINGLE_RANK, Ranks
 from engine.ranks.leader import LeadingExecutor
 from engine.ranks.plan import max_plan_bytes
 from engine.ranks.plan_ring import PlanReader, PlanRing, ring_capacity
+from engine.scheduling.cost_model import CostModel
 from engine.scheduling.scheduler import Scheduler
 from engine.start_up import StartUp
+from engine.step_profile import profile_steps
 from kernels.linear.choose import choose_linears
 
 DUMMY = "dummy"
@@ -205,6 +207,7 @@ def _engine_over(
         resolve_max_model_len(config, runner.model_config),
         cache_address(config, runner.model_config, ranks),
         None if runner.cold_tier is None else Restores(runner.cold_tier),
+        _costs(config, runner),
     )
     return Engine(
         scheduler,
@@ -214,6 +217,15 @@ def _engine_over(
         grammars=grammars,
         check_integrity=config.check_integrity,
     )
+
+
+def _costs(config: EngineConfig, runner: ModelRunner) -> CostModel | None:
+    """Measured where the time of a step is bounded and the device keeps its own pace."""
+    is_on_gpu = config.device.startswith("cuda") and runner.is_asynchronous
+    if config.scheduler.itl_budget_ms is None or not is_on_gpu:
+        return None
+    max_model_len = resolve_max_model_len(config, runner.model_config)
+    return CostModel(profile_steps(runner, config.scheduler, max_model_len))
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

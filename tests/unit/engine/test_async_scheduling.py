@@ -3,6 +3,8 @@ whatever comes and goes, with the recorded step of decodes and without."""
 
 import random
 from collections.abc import Callable
+from dataclasses import astuple
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from engine.execution.decode_graphs import DecodeGraphs, Results, padded_sizes
 from engine.execution.triton_attention import TritonAttention
 from engine.ranks.group import SingleRank
 from engine.sampling_params import SamplingParams
+from engine.scheduling.cost_model import CostModel
 from engine.sequence import FinishReason
+from engine.step_profile import profile_steps
 from tests.unit.engine.tiny_checkpoint import save_tiny
 
 PARAMS = (
@@ -213,3 +217,27 @@ def test_dummy_weights_need_no_file_and_say_numbers(tmp_path: Path, folder: Path
 )
 def test_sizes_are_recorded_from_the_largest_down(most: int, sizes: list[int]) -> None:
     assert padded_sizes(most) == sizes
+
+
+def test_steps_are_profiled_in_shapes_that_tell_the_costs_apart(folder: Path) -> None:
+    """Through a real runner, whose pool has no more than it had before."""
+    runner = build_model_runner(
+        EngineConfig(folder, attention_backend="triton", async_scheduling=True, max_model_len=192)
+    )
+    limits = SchedulerConfig(max_num_sequences=16, max_num_batched_tokens=96)
+    times = count(step=0.5)
+    profile = profile_steps(runner, limits, 192, clock=lambda: next(times))
+    shapes = [astuple(shape) for shape, _ in profile]
+    chunk, half = 96, 48
+    assert shapes == [
+        (chunk, chunk * (chunk + 1) // 2, 0),
+        (half, half * (half + 1) // 2, 0),
+        (half, half * 143 + half * (half + 1) // 2, 0),
+        (0, 0, 1),
+        (0, 0, 191),
+        (0, 0, 16),
+        (0, 0, 16 * 191),
+    ]
+    assert [seconds for _, seconds in profile] == [0.5] * 7
+    coefficients = CostModel(profile).coefficients
+    assert all(each >= 0 for each in coefficients)
