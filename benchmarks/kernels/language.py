@@ -10,6 +10,7 @@ from benchmarks.kernels.case import Arguments, Case
 from kernels.kv_append.api import kv_append
 from kernels.rms_norm import reference as rms_norm_reference
 from kernels.rms_norm.api import rms_norm
+from kernels.rope_append.api import rope_append
 from kernels.rotary import reference as rotary_reference
 from kernels.rotary.api import rotary
 from kernels.silu_mul import reference as silu_mul_reference
@@ -38,6 +39,8 @@ def language_cases() -> Iterator[Case]:
         yield _kv_append(num_tokens, is_turned=False)
     for num_tokens in (32768, *SMALL):
         yield _kv_append(num_tokens, is_turned=True)
+    for num_tokens in (32768, *SMALL):
+        yield _rope_append(num_tokens)
 
 
 def _normal(*shape: int) -> torch.Tensor:
@@ -149,19 +152,40 @@ def _append_turned(
     _append(turned, value, key_cache, value_cache, slot_mapping)
 
 
-def _kv_append(num_tokens: int, *, is_turned: bool) -> Case:
+def _rope_append_plain(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> torch.Tensor:
+    _append(rotary_reference.rotary(key, cos, sin), value, key_cache, value_cache, slot_mapping)
+    return rotary_reference.rotary(query, cos, sin)
+
+
+def _projected(num_tokens: int) -> tuple[torch.Tensor, ...]:
+    """Query, key and value."""
+    fused = _normal(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM)
+    return fused.split((NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS), dim=1)
+
+
+def _caches_and_slots(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Blocks are scattered, the slots of one follow each other, as after a prefill."""
     num_blocks = -(-num_tokens // BLOCK_SIZE)
+    cache_shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
+    blocks = torch.randperm(num_blocks, device="cuda")[:, None] * BLOCK_SIZE
+    slots = (blocks + torch.arange(BLOCK_SIZE, device="cuda")).flatten()[:num_tokens]
+    return _normal(*cache_shape), _normal(*cache_shape), slots.contiguous()
 
+
+def _kv_append(num_tokens: int, *, is_turned: bool) -> Case:
     def arguments() -> Arguments:
-        fused = _normal(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_DIM)
-        cache_shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
-        blocks = torch.randperm(num_blocks, device="cuda")[:, None] * BLOCK_SIZE
-        slots = (blocks + torch.arange(BLOCK_SIZE, device="cuda")).flatten()[:num_tokens]
-        caches = _normal(*cache_shape), _normal(*cache_shape)
+        _, key, value = _projected(num_tokens)
         turns = _turns(num_tokens) if is_turned else ()
-        key, value = fused[:, NUM_HEADS:-NUM_KV_HEADS], fused[:, -NUM_KV_HEADS:]
-        return key, value, *caches, slots.contiguous(), *turns
+        return key, value, *_caches_and_slots(num_tokens), *turns
 
     plain: Callable[..., None] = _append_turned if is_turned else _append
     heads = 4 * NUM_KV_HEADS + 2 * is_turned
@@ -175,5 +199,24 @@ def _kv_append(num_tokens: int, *, is_turned: bool) -> Case:
         num_bytes=num_tokens * (ITEM_BYTES * HEAD_DIM * heads + 8),
         rtol=ROUNDINGS if is_turned else 0.0,
         atol=ROUNDINGS if is_turned else 0.0,
+        is_large=num_tokens not in SMALL,
+    )
+
+
+def _rope_append(num_tokens: int) -> Case:
+    def arguments() -> Arguments:
+        return *_projected(num_tokens), *_turns(num_tokens), *_caches_and_slots(num_tokens)
+
+    heads = 2 * NUM_HEADS + 4 * NUM_KV_HEADS + 2
+    return Case(
+        _name("rope_append", num_tokens, 32768),
+        f"{num_tokens} x ({NUM_HEADS} + 2 x {NUM_KV_HEADS}) x {HEAD_DIM} bfloat16 of a fused "
+        "projection",
+        rope_append,
+        _rope_append_plain,
+        arguments,
+        num_bytes=num_tokens * (ITEM_BYTES * HEAD_DIM * heads + 8),
+        rtol=ROUNDINGS,
+        atol=ROUNDINGS,
         is_large=num_tokens not in SMALL,
     )

@@ -71,6 +71,11 @@ KNOBS = {
         "ROPE_METAS",
         grid(HEADS=(4, 8, 16), HALF=(64,), num_warps=(1, 2, 4, 8)),
     ),
+    "rope_append": Knob(
+        "kernels.rope_append.reference",
+        "METAS",
+        grid(HEADS=(4, 8, 16, 32), HALF=(64,), num_warps=(1, 2, 4, 8)),
+    ),
 }
 
 

@@ -15,6 +15,7 @@ from kernels.launch import Grid, Launcher, launching
 from kernels.paged_decode.api import paged_decode
 from kernels.paged_prefill.api import paged_prefill
 from kernels.rms_norm.api import rms_norm
+from kernels.rope_append.api import rope_append
 from kernels.rotary.api import rotary
 from kernels.sampling.api import sample
 from kernels.silu_mul.api import silu_mul
@@ -52,6 +53,7 @@ def language_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]
         return torch.randn(shape, dtype=torch.bfloat16, device=device)
 
     heads, fused = normal(5, 3, head_dim), normal(5, 2 * head_dim)
+    query = normal(5, 10, head_dim)
     weight, caches = normal(head_dim), [normal(2, 4, 3, head_dim) for _ in "kv"]
     cos, sin = normal(5, 1, head_dim), normal(5, 1, head_dim)
     slots = torch.tensor([7, 0, -1, 3, 2], device=device)
@@ -61,6 +63,7 @@ def language_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]
         "rotary": lambda: rotary(heads, cos, sin),
         "kv_append": lambda: kv_append(heads, heads, *caches, slots),
         "kv_append, turned": lambda: kv_append(heads, heads, *caches, slots, cos, sin),
+        "rope_append": lambda: rope_append(query, heads, heads, cos, sin, *caches, slots),
         "silu_mul": lambda: silu_mul(fused),
     }
 

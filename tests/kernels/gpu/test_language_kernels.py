@@ -10,6 +10,8 @@ from kernels.kv_append import reference as kv_append_reference
 from kernels.kv_append.api import kv_append
 from kernels.rms_norm import reference as rms_norm_reference
 from kernels.rms_norm.api import rms_norm
+from kernels.rope_append import reference as rope_append_reference
+from kernels.rope_append.api import rope_append
 from kernels.rotary import reference as rotary_reference
 from kernels.rotary.api import rotary
 from kernels.silu_mul import reference as silu_mul_reference
@@ -115,6 +117,32 @@ def test_kv_append(shape: tuple[int, int, int], is_turned: bool, dtype: torch.dt
     )
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "num_heads", "num_kv_heads", "head_dim"),
+    [(1, 1, 1, 2), (3, 5, 2, 6), (65, 32, 8, 128), (2, 9, 3, 64), (1, 17, 9, 254), (0, 3, 1, 64)],
+)
+def test_rope_append(
+    num_tokens: int, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    width = head_dim + -head_dim % 8  # heads start at 16 bytes
+    fused = normal(num_tokens, num_heads + 2 * num_kv_heads, width, dtype=dtype)[..., :head_dim]
+    caches = [normal(9, 8, num_kv_heads, head_dim, dtype=dtype, seed=seed) for seed in (2, 3)]
+    slots = torch.randperm(72, generator=torch.Generator().manual_seed(4))[:num_tokens]
+    slots[1::3] = -1
+    tolerance = ROUNDINGS[dtype] if dtype == torch.float32 else 0.0
+
+    assert_gpu_equals_reference(
+        rope_append,
+        rope_append_reference.rope_append,
+        *fused.split((num_heads, num_kv_heads, num_kv_heads), dim=1),
+        *turns(num_tokens, head_dim, dtype),
+        *caches,
+        slots,
+        rtol=tolerance,
+        atol=tolerance,
+    )
+
+
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 1), (3, 63), (33, 14336), (2, 1025), (0, 8)])
 def test_silu_mul(num_tokens: int, size: int, dtype: torch.dtype) -> None:
     gate_up = 4 * normal(num_tokens, 2 * size + 8, dtype=dtype)[:, : 2 * size]
@@ -149,6 +177,15 @@ def kv_append_turned(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((*caches,), dim=-1).flatten(1)
 
 
+def rope_append_turned(x: torch.Tensor) -> torch.Tensor:
+    query, key, value = x.unflatten(1, (-1, 128)).split((4, 2, 2), dim=1)
+    caches = x.new_zeros(2, len(x), 1, 2, 128)
+    cos, sin = x.new_full((len(x), 1, 128), 0.6), x.new_full((len(x), 1, 128), 0.8)
+    slots = torch.arange(len(x), device=x.device)
+    turned = rope_append(query, key, value, cos, sin, *caches, slots)
+    return torch.cat((turned, *caches.flatten(1, 2)), dim=1).flatten(1)
+
+
 @pytest.mark.parametrize(
     "op",
     [
@@ -157,6 +194,7 @@ def kv_append_turned(x: torch.Tensor) -> torch.Tensor:
         rms_norm_with_residual,
         rotary_by_one_angle,
         kv_append_turned,
+        rope_append_turned,
         silu_mul,
     ],
 )

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.kv_append.api import kv_append
+from kernels.rope_append.api import rope_append
 from kernels.silu_mul import reference as silu_mul_reference
 from kernels.silu_mul.api import silu_mul
 
@@ -33,6 +34,23 @@ def test_kv_append_at_the_end_of_a_huge_cache() -> None:
     kv_append(key, -key, *caches, torch.tensor([last, 0], device="cuda"))
 
     for cache, written in zip(caches, (key, -key), strict=True):
+        assert torch.equal(cache[-1, -1], written[0])
+        assert torch.equal(cache[0, 0], written[1])
+        assert cache.count_nonzero() == written.count_nonzero()
+
+
+def test_rope_append_at_the_end_of_a_huge_cache() -> None:
+    num_blocks = 2**17 + 1
+    caches = torch.zeros(2, num_blocks, 16, 8, 128, device="cuda", dtype=torch.bfloat16)
+    query = torch.randn(2, 9, 128, device="cuda", dtype=torch.bfloat16)
+    key = torch.randn(2, 8, 128, device="cuda", dtype=torch.bfloat16)
+    half_turn = torch.full((2, 1, 128), -1.0, device="cuda", dtype=torch.bfloat16)
+    slots = torch.tensor([num_blocks * 16 - 1, 0], device="cuda")
+
+    turned = rope_append(query, key, key, half_turn, torch.zeros_like(half_turn), *caches, slots)
+
+    assert torch.equal(turned, -query)
+    for cache, written in zip(caches, (-key, key), strict=True):
         assert torch.equal(cache[-1, -1], written[0])
         assert torch.equal(cache[0, 0], written[1])
         assert cache.count_nonzero() == written.count_nonzero()

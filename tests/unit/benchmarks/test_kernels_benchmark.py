@@ -30,7 +30,16 @@ def test_every_case_has_a_name_of_its_own() -> None:
 
 
 def test_the_promised_cases_are_there_and_large() -> None:
-    for name in ("rms_norm", "silu_mul", "kv_append", "attn_b32_8k", "grey", "resize", "sauvola"):
+    for name in (
+        "rms_norm",
+        "silu_mul",
+        "kv_append",
+        "rope_append",
+        "attn_b32_8k",
+        "grey",
+        "resize",
+        "sauvola",
+    ):
         assert CASES[name].is_large
         assert CASES[name].num_bytes >= 64e6
 
