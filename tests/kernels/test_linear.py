@@ -1,7 +1,63 @@
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
+import torch.nn.functional as F
 
-from kernels.linear.api import linear, pack_linear
+from kernels.checked_interpreter import assert_equals_reference, checked
+from kernels.errors import ContractError
+from kernels.linear import reference
+from kernels.linear.api import (
+    LINEARS,
+    SILU_MULS,
+    Form,
+    LinearPlan,
+    PackedLinear,
+    linear,
+    linear_silu_mul,
+    multiply,
+    pack_linear,
+    rounded_up,
+)
+from kernels.linear.choose import choose_linears
+from tests.kernels.launches import assert_bundled, launches_of
+from tests.kernels.tolerances import DTYPES, ROUNDINGS
+
+CUBLAS = LinearPlan()
+NARROW = pytest.mark.parametrize("dtype", reference.NARROW)
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def weights_of(
+    out_size: int, in_size: int, dtype: torch.dtype, plan: LinearPlan = CUBLAS
+) -> PackedLinear:
+    """Not packed: as on a GPU."""
+    weight, bias = normal(out_size, in_size, dtype=dtype, seed=1), normal(out_size, dtype=dtype)
+    with checked():
+        packed = pack_linear(weight / in_size**0.5, bias)
+    packed.plan = plan
+    return packed
+
+
+def planned(form: Form) -> LinearPlan:
+    numbers = [each for each in (1, 2, 4, 8, 16, 32) if each <= form.max_rows]
+    every = dict.fromkeys(numbers, form)
+    return LinearPlan(every, every)
+
+
+def in_float32(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    return F.linear(x.float(), packed.weight.float(), packed.added.float()).to(x.dtype)
+
+
+def silu_mul_in_float32(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    gate, up = in_float32(x, packed).chunk(2, dim=-1)
+    return F.silu(gate.float()).to(x.dtype) * up
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -40,3 +96,221 @@ def test_a_strided_input_is_read_right() -> None:
 def test_a_weight_of_another_size_is_refused() -> None:
     with pytest.raises(AssertionError):
         linear(torch.zeros(1, 5), pack_linear(torch.zeros(4, 8)))
+
+
+FORMS = [pytest.param(form, id=f"{form.launch.contract.kernel} {form.meta}") for form in LINEARS]
+SILU_FORMS = [
+    pytest.param(form, id=f"{form.launch.contract.kernel} {form.meta}") for form in SILU_MULS
+]
+
+
+@NARROW
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("in_size", "out_size"), [(1, 1), (1200, 33), (1024, 16), (7, 70)])
+def test_a_form_equals_the_reference(
+    form: Form, in_size: int, out_size: int, dtype: torch.dtype
+) -> None:
+    packed = weights_of(out_size, in_size, dtype, planned(form))
+    for num_rows in {1, form.max_rows // 2 + 1}:
+        x = normal(num_rows, in_size + 3, dtype=dtype)[:, :in_size]
+
+        assert_equals_reference(linear, in_float32, x, packed, rtol=ROUNDINGS[dtype], atol=1e-6)
+
+
+@NARROW
+@pytest.mark.parametrize("form", SILU_FORMS)
+@pytest.mark.parametrize(("in_size", "size"), [(1, 1), (1200, 33), (512, 16)])
+def test_a_form_with_the_activation_equals_two_operations(
+    form: Form, in_size: int, size: int, dtype: torch.dtype
+) -> None:
+    packed = weights_of(2 * size, in_size, dtype, planned(form))
+    for num_rows in {1, form.max_rows // 2 + 1}:
+        x = normal(num_rows, in_size + 3, dtype=dtype)[:, :in_size]
+
+        assert_equals_reference(
+            linear_silu_mul, silu_mul_in_float32, x, packed, rtol=2 * ROUNDINGS[dtype], atol=1e-4
+        )
+
+
+def test_the_activation_without_a_plan_is_two_operations() -> None:
+    packed, x = weights_of(12, 8, torch.bfloat16), normal(3, 8, dtype=torch.bfloat16)
+
+    torch.testing.assert_close(
+        linear_silu_mul(x, packed), silu_mul_in_float32(x, packed), rtol=0.02, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.values[0].max_rows > 1])
+def test_nan_and_infinity_stay_in_their_row(form: Form) -> None:
+    packed = weights_of(40, 520, torch.bfloat16, planned(form))
+    x = normal(5, 520, dtype=torch.bfloat16)
+    x[0, 5], x[3, 519] = float("nan"), float("inf")
+
+    with checked():
+        product, rest = linear(x, packed), linear(x[[1, 2, 4]], packed)
+
+    assert product[0].isnan().all()
+    assert not product[3].isfinite().any()
+    assert torch.equal(product[[1, 2, 4]], rest)
+
+
+def test_no_rows_launch_nothing() -> None:
+    packed = weights_of(40, 8, torch.bfloat16, planned(LINEARS[-1]))
+    x = torch.zeros(0, 8, dtype=torch.bfloat16)
+
+    with checked():
+        assert linear(x, packed).shape == (0, 40)
+        assert linear(x, packed, deterministic=True).shape == (0, 40)
+        assert linear_silu_mul(x, packed).shape == (0, 20)
+
+
+def test_rows_are_rounded_up_to_a_power_of_2() -> None:
+    assert [rounded_up(each) for each in (0, 1, 2, 3, 4, 5, 8, 9, 16, 17)] == [
+        0, 1, 2, 4, 4, 8, 8, 16, 16, 32,
+    ]  # fmt: skip
+
+
+def test_only_planned_numbers_of_rows_go_to_the_kernel() -> None:
+    plan = LinearPlan(dict.fromkeys((2, 8), LINEARS[-1]))
+    packed = weights_of(16, 32, torch.bfloat16, plan)
+
+    def num_launches(num_rows: int) -> int:
+        x = torch.zeros(num_rows, 32, dtype=torch.bfloat16)
+        return len(launches_of(lambda: linear(x, packed)))
+
+    assert [num_launches(each) for each in range(12)] == [0, 0, 1, 0, 0, 1, 1, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_rows", "in_size", "out_size"), [(1, 1, 1), (3, 130, 70), (65, 64, 64), (67, 7, 1)]
+)
+def test_the_fixed_kernel_equals_its_reference(
+    num_rows: int, in_size: int, out_size: int, dtype: torch.dtype
+) -> None:
+    packed = weights_of(out_size, in_size, dtype)
+    x = normal(num_rows, in_size + 3, dtype=dtype)[:, :in_size]
+
+    assert_equals_reference(
+        partial(linear, deterministic=True), in_float32, x, packed, rtol=ROUNDINGS[dtype], atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+    packed, x = weights_of(70, 200, dtype), normal(65, 200, dtype=dtype)
+    places = torch.randperm(65, generator=torch.Generator().manual_seed(2))
+    fixed: Callable[[torch.Tensor], torch.Tensor] = partial(
+        linear, packed=packed, deterministic=True
+    )
+
+    with checked():
+        together = fixed(x)
+
+        assert torch.equal(fixed(x[places]), together[places])
+        for row in (0, 1, 31, 32, 63, 64):
+            assert torch.equal(fixed(x[row : row + 1]), together[row : row + 1])
+        for num_rows in (2, 3, 16, 31, 33, 64):
+            assert torch.equal(fixed(x[:num_rows]), together[:num_rows])
+            assert torch.equal(fixed(x[-num_rows:]), together[-num_rows:])
+
+
+def test_any_number_of_rows_has_the_same_form() -> None:
+    packed = weights_of(16, 32, torch.bfloat16, planned(LINEARS[-1]))
+
+    forms = {
+        launches_of(lambda x=x: linear(x, packed, deterministic=True))[0][1]
+        for x in (torch.zeros(rows, 32, dtype=torch.bfloat16) for rows in (1, 2, 16, 65, 5000))
+    }
+
+    assert len(forms) == 1
+
+
+def test_other_weights_and_rows_are_refused() -> None:
+    x = torch.zeros(2, 32, dtype=torch.bfloat16)
+    packed = weights_of(16, 32, torch.float16)
+
+    with checked():
+        with pytest.raises(ContractError, match="weight must be bfloat16 like x, came float16"):
+            linear(x, packed, deterministic=True)
+        with pytest.raises(ContractError, match="x must be contiguous in its last dimension"):
+            linear(x.half().expand(2, 2, 32).flatten(1)[:, ::2], packed, deterministic=True)
+
+
+def test_more_rows_than_a_form_has_are_refused() -> None:
+    packed = weights_of(16, 32, torch.bfloat16, LinearPlan({4: LINEARS[0]}))
+    with checked(), pytest.raises(AssertionError, match="max_rows=1"):
+        linear(torch.zeros(3, 32, dtype=torch.bfloat16), packed)
+
+
+class Clock:
+    """Times a product by what it is a product of, and runs none."""
+
+    def __init__(self, form_us: dict[Form, float], plain_us: float) -> None:
+        self.form_us, self.plain_us = form_us, plain_us
+        self.asked: list[tuple[int, int]] = []  # rows, weights
+
+    def __call__(self, product: Any, weights: Sequence[PackedLinear]) -> float:
+        *forms, x = product.args
+        self.asked.append((len(x), len(weights)))
+        assert all(len(x) <= form.max_rows for form in forms)
+        return self.form_us.get(forms[0], self.plain_us + 1) if forms else self.plain_us
+
+
+ONE, FEW, FEW_TOO, MANY = (
+    next(form for form in LINEARS if form.max_rows == 1),
+    *(form for form in LINEARS if form.max_rows == 8),
+    next(form for form in LINEARS if form.max_rows == 16),
+)
+
+
+def test_the_fastest_form_is_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    layers = [weights_of(32, 64, torch.bfloat16) for _ in range(3)]
+    clock = Clock({ONE: 8.0, FEW: 9.0, FEW_TOO: 8.5, MANY: 8.2}, plain_us=10.0)
+
+    with caplog.at_level(logging.INFO):
+        choose_linears(layers, time_us=clock)
+
+    expected = LinearPlan({1: ONE, 2: FEW_TOO, 4: FEW_TOO, 8: FEW_TOO, 16: MANY})
+    assert all(each.plan == expected for each in layers)
+    assert {rows for rows, _ in clock.asked} == {1, 2, 4, 8, 16, 32}
+    assert {count for _, count in clock.asked} == {3}
+    expected_text = "linear 32x64: us by rows (without the kernels): 1: 8.0 (10.0), 2: 8.5 (10.0)"
+    assert expected_text in caplog.text
+
+
+def test_gate_ups_are_chosen_for_both_products() -> None:
+    layer, gate_up = (weights_of(size, 64, torch.bfloat16) for size in (16, 32))
+
+    choose_linears([layer], [gate_up], Clock({ONE: 9.0, SILU_MULS[-1]: 8.5}, plain_us=10.0))
+
+    assert layer.plan == LinearPlan({1: ONE})
+    assert gate_up.plan == LinearPlan({1: ONE}, dict.fromkeys((1, 2, 4, 8), SILU_MULS[-1]))
+
+
+def test_a_second_choice_is_made_beside_cublas() -> None:
+    layer = weights_of(16, 64, torch.bfloat16, planned(ONE))
+
+    choose_linears([layer], time_us=lambda product, weights: float(bool(layer.plan.linears)))
+
+    assert layer.plan == LinearPlan()
+
+
+def test_what_the_kernels_do_not_take_is_left_alone() -> None:
+    odd = [weights_of(*size, torch.bfloat16) for size in ((33, 64), (32, 65))]
+    wide = [weights_of(32, 64, torch.float32), pack_linear(torch.zeros(32, 64))]
+    odd_half = weights_of(16, 64, torch.bfloat16)
+    all_forms = dict.fromkeys([*LINEARS, *SILU_MULS], 1.0)
+
+    choose_linears([*odd, *wide], [odd_half], Clock(all_forms, plain_us=2.0))
+
+    assert all(each.plan == LinearPlan() for each in [*odd, *wide])
+    assert odd_half.plan.silu_muls == {}
+
+
+def test_every_launch_has_its_variant() -> None:
+    x = torch.zeros(3, 64, dtype=torch.bfloat16)
+    for form in [*LINEARS, *SILU_MULS]:
+        rows = x[: form.max_rows]
+        assert_bundled(partial(multiply, form, rows, weights_of(32, 64, x.dtype)))
+    assert_bundled(partial(linear, x, weights_of(32, 64, x.dtype), deterministic=True))

@@ -1,6 +1,7 @@
 """A small call of every entry point that launches a kernel: odd sizes, and aligned ones."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from kernels.image.lines.api import line_runs, projections
 from kernels.image.resize.api import resize_normalise
 from kernels.kv_append.api import kv_append
 from kernels.launch import Grid, Launcher, launching
+from kernels.linear.api import LINEARS, SILU_MULS, linear, multiply, pack_linear
 from kernels.paged_decode.api import paged_decode
 from kernels.paged_prefill.api import paged_prefill
 from kernels.rms_norm.api import rms_norm
@@ -31,6 +33,8 @@ def small_calls(device: str = "cuda") -> Calls:
         calls |= {
             f"{name} {head_dim}": call for name, call in language_calls(head_dim, device).items()
         }
+    for in_size in (48, 1040):
+        calls |= {f"{name} {in_size}": call for name, call in linear_calls(in_size, device).items()}
     for head_dim in (64, 96):
         calls |= {
             f"{name} {head_dim}": call for name, call in prefill_calls(head_dim, device).items()
@@ -62,10 +66,23 @@ def language_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]
         "rms_norm, residual": lambda: rms_norm(heads[:, 0], weight, 1e-5, normal(5, head_dim)),
         "rotary": lambda: rotary(heads, cos, sin),
         "kv_append": lambda: kv_append(heads, heads, *caches, slots),
-        "kv_append, turned": lambda: kv_append(heads, heads, *caches, slots, cos, sin),
         "rope_append": lambda: rope_append(query, heads, heads, cos, sin, *caches, slots),
         "silu_mul": lambda: silu_mul(fused),
     }
+
+
+def linear_calls(in_size: int, device: str) -> dict[str, Callable[[], object]]:
+    """Each form; outputs that the last program has not all of."""
+    x = torch.randn(5, in_size, dtype=torch.bfloat16, device=device)
+    packed = pack_linear(torch.randn(224, in_size, dtype=torch.bfloat16, device=device))
+    calls: dict[str, Callable[[], object]] = {
+        f"{form.launch.contract.kernel}, form {index}": partial(
+            multiply, form, x[: form.max_rows], packed
+        )
+        for index, form in enumerate((*LINEARS, *SILU_MULS))
+    }
+    calls["linear, fixed"] = partial(linear, x, packed, deterministic=True)
+    return calls
 
 
 def prefill_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:

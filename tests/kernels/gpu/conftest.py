@@ -13,7 +13,16 @@ from kernels.kernel import Kernel
 from tests.kernels.launches import form_of
 
 # The forms of the models that are served.
-BUNDLED_IN_PART = {"paged_decode", "paged_decode_merge", "paged_prefill"}
+BUNDLED_IN_PART = {
+    "linear_few_rows",
+    "linear_one_row",
+    "linear_silu_mul_few_rows",
+    "linear_silu_mul_one_row",
+    "linear_tiled",
+    "paged_decode",
+    "paged_decode_merge",
+    "paged_prefill",
+}
 
 
 def pytest_configure(config: pytest.Config) -> None:
