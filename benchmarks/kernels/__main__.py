@@ -21,6 +21,7 @@ from benchmarks.kernels.attention import ATTENTION_KNOBS, attention_cases
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
 from benchmarks.kernels.language import language_cases
+from benchmarks.kernels.linear import linear_cases
 from benchmarks.kernels.measure import rows_of
 from benchmarks.kernels.prefill_attention import PREFILL_KNOBS, prefill_cases
 from benchmarks.kernels.sampling import SAMPLING_KNOBS, sampling_cases
@@ -76,6 +77,7 @@ def _arguments() -> argparse.Namespace:
 def _cases(only: Sequence[str] | None) -> Iterator[Case]:
     for case in (
         *language_cases(),
+        *linear_cases(),
         *attention_cases(),
         *prefill_cases(),
         *sampling_cases(),

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.kernels.attention import ATTENTION_KNOBS, attention_cases
 from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
 from benchmarks.kernels.language import language_cases
+from benchmarks.kernels.linear import linear_cases
 from benchmarks.kernels.measure import COMPILED, rows_of
 from benchmarks.kernels.prefill_attention import PREFILL_KNOBS, prefill_cases
 from benchmarks.kernels.sampling import SAMPLING_KNOBS, sampling_cases
@@ -16,6 +17,7 @@ from kernels.registry import all_kernels
 
 ALL_CASES = [
     *language_cases(),
+    *linear_cases(),
     *attention_cases(),
     *prefill_cases(),
     *sampling_cases(),
