@@ -1,7 +1,6 @@
 """The kernels of the language model at the sizes of an 8B Llama, large batches and decodes."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -36,9 +35,7 @@ def language_cases() -> Iterator[Case]:
     for num_tokens in (8192, *SMALL):
         yield _rotary(num_tokens)
     for num_tokens in (32768, 8192, *SMALL):
-        yield _kv_append(num_tokens, is_turned=False)
-    for num_tokens in (32768, *SMALL):
-        yield _kv_append(num_tokens, is_turned=True)
+        yield _kv_append(num_tokens)
     for num_tokens in (32768, *SMALL):
         yield _rope_append(num_tokens)
 
@@ -140,19 +137,6 @@ def _append(
 
 
 def _append_turned(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    key_cache: torch.Tensor,
-    value_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-) -> None:
-    turned = rotary_reference.rotary(key, cos, sin)
-    _append(turned, value, key_cache, value_cache, slot_mapping)
-
-
-def _rope_append_plain(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -181,24 +165,18 @@ def _caches_and_slots(num_tokens: int) -> tuple[torch.Tensor, torch.Tensor, torc
     return _normal(*cache_shape), _normal(*cache_shape), slots.contiguous()
 
 
-def _kv_append(num_tokens: int, *, is_turned: bool) -> Case:
+def _kv_append(num_tokens: int) -> Case:
     def arguments() -> Arguments:
         _, key, value = _projected(num_tokens)
-        turns = _turns(num_tokens) if is_turned else ()
-        return key, value, *_caches_and_slots(num_tokens), *turns
+        return key, value, *_caches_and_slots(num_tokens)
 
-    plain: Callable[..., None] = _append_turned if is_turned else _append
-    heads = 4 * NUM_KV_HEADS + 2 * is_turned
-    name = partial(_name, "kv_append_rope" if is_turned else "kv_append", num_tokens)
     return Case(
-        name(32768),
+        _name("kv_append", num_tokens, 32768),
         f"{num_tokens} x 2 x {NUM_KV_HEADS} x {HEAD_DIM} bfloat16 of a fused projection",
         kv_append,
-        plain,
+        _append,
         arguments,
-        num_bytes=num_tokens * (ITEM_BYTES * HEAD_DIM * heads + 8),
-        rtol=ROUNDINGS if is_turned else 0.0,
-        atol=ROUNDINGS if is_turned else 0.0,
+        num_bytes=num_tokens * (ITEM_BYTES * HEAD_DIM * 4 * NUM_KV_HEADS + 8),
         is_large=num_tokens not in SMALL,
     )
 
@@ -213,7 +191,7 @@ def _rope_append(num_tokens: int) -> Case:
         f"{num_tokens} x ({NUM_HEADS} + 2 x {NUM_KV_HEADS}) x {HEAD_DIM} bfloat16 of a fused "
         "projection",
         rope_append,
-        _rope_append_plain,
+        _append_turned,
         arguments,
         num_bytes=num_tokens * (ITEM_BYTES * HEAD_DIM * heads + 8),
         rtol=ROUNDINGS,

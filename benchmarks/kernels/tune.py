@@ -66,11 +66,6 @@ KNOBS = {
         "METAS",
         grid(HEADS=(4, 8, 16), BLOCK=(128,), num_warps=(1, 2, 4, 8)),
     ),
-    "kv_append_rope": Knob(
-        "kernels.kv_append.reference",
-        "ROPE_METAS",
-        grid(HEADS=(4, 8, 16), HALF=(64,), num_warps=(1, 2, 4, 8)),
-    ),
     "rope_append": Knob(
         "kernels.rope_append.reference",
         "METAS",

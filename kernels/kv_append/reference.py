@@ -1,9 +1,8 @@
-"""The specification: keys, turned to their positions if cosines are given, and values, copied."""
+"""The specification: keys and values, copied."""
 
 import torch
 
 from kernels.contract import FLOATS, Contract, Count, InOut, Size, Stride, Tensor
-from kernels.rotary import reference as rotary
 
 CONTRACT = Contract(
     "kv_append",
@@ -21,32 +20,10 @@ CONTRACT = Contract(
     heads=Count("heads"),
     size=Size("size"),
 )
-ROPE_CONTRACT = Contract(
-    "kv_append_rope",
-    key=Tensor("tokens heads 2*half", FLOATS, layout="rows", wide_index=True),
-    value=Tensor("tokens heads 2*half", like="key", layout="rows", wide_index=True),
-    cos=Tensor("tokens 1 2*half", like="key", wide_index=True),
-    sin=Tensor("tokens 1 2*half", like="key", wide_index=True),
-    key_cache=InOut("blocks block_size heads 2*half", like="key", wide_index=True),
-    value_cache=InOut("blocks block_size heads 2*half", like="key", wide_index=True),
-    slot_mapping=Tensor("tokens", torch.int64, align=8),
-    key_token_stride=Stride("key", 0),
-    key_head_stride=Stride("key", 1),
-    value_token_stride=Stride("value", 0),
-    value_head_stride=Stride("value", 1),
-    blocks=Count("blocks"),
-    block_size=Count("block_size"),
-    heads=Count("heads"),
-    half=Size("half"),
-)
-# A program appends HEADS heads of one token. A head lies within BLOCK, half of one within HALF.
+# A program appends HEADS heads of one token. A head lies within BLOCK.
 METAS = (
     {"HEADS": 8, "BLOCK": 128, "num_warps": 4},
     {"HEADS": 4, "BLOCK": 256, "num_warps": 4},
-)
-ROPE_METAS = (
-    {"HEADS": 8, "HALF": 64, "num_warps": 2},
-    {"HEADS": 4, "HALF": 128, "num_warps": 2},
 )
 
 
@@ -56,17 +33,12 @@ def kv_append(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
-    cos: torch.Tensor | None = None,
-    sin: torch.Tensor | None = None,
 ) -> None:
     """Token i goes to slot `slot_mapping[i]` = block * block_size + offset, or nowhere if it is -1.
 
     key, value [num_tokens, num_kv_heads, head_dim]; caches [num_blocks, block_size, num_kv_heads,
-    head_dim], changed in place; slot_mapping [num_tokens] int64, no slot twice; cos, sin
-    [num_tokens, 1, head_dim]: both or none.
+    head_dim], changed in place; slot_mapping [num_tokens] int64, no slot twice.
     """
-    if cos is not None and sin is not None:
-        key = rotary.rotary(key, cos, sin)
     has_slot = slot_mapping >= 0
     if not has_slot.all():
         key, value, slot_mapping = key[has_slot], value[has_slot], slot_mapping[has_slot]

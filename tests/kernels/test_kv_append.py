@@ -1,5 +1,3 @@
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -8,19 +6,13 @@ from kernels.errors import ContractError, DeviceAssertion, DoubleStore
 from kernels.kv_append import reference
 from kernels.kv_append.api import kv_append
 from tests.kernels.launches import assert_bundled
-from tests.kernels.tolerances import DTYPES, ROUNDINGS
+from tests.kernels.tolerances import DTYPES
 
 SHAPES = [(1, 1, 2), (3, 2, 6), (5, 3, 64), (2, 9, 128), (1, 5, 254), (0, 2, 64)]
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def turns(num_tokens: int, head_dim: int, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    angles = normal(num_tokens, 1, head_dim, seed=5) * 3
-    yield angles.cos().to(dtype)
-    yield angles.sin().to(dtype)
 
 
 def slots(num_tokens: int, num_slots: int, seed: int = 0) -> torch.Tensor:
@@ -53,45 +45,22 @@ def test_a_token_without_a_slot_goes_nowhere() -> None:
         assert cache.eq(-7.0).all(-1).all(-1).sum() == 3
 
 
-def test_the_key_is_turned_on_its_way_and_the_value_is_not() -> None:
-    caches = [torch.zeros(1, 2, 1, 2) for _ in "kv"]
-    key, quarter = torch.tensor([[[3.0, 4.0]]]), torch.tensor([[[0.0, 0.0]]])
-
-    kv_append(key, key, *caches, torch.tensor([1]), quarter, quarter + 1)
-
-    assert caches[0][0, 1, 0].tolist() == [-4.0, 3.0]
-    assert caches[1][0, 1, 0].tolist() == [3.0, 4.0]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("num_tokens", "num_heads", "head_dim"), SHAPES)
-@pytest.mark.parametrize("is_turned", [False, True], ids=["copied", "turned"])
 def test_the_kernel_equals_its_reference(
-    is_turned: bool, num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype
+    num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype
 ) -> None:
     key, value = (normal(num_tokens, num_heads, head_dim, dtype=dtype, seed=s) for s in (0, 1))
     caches = [normal(3, 2, num_heads, head_dim, dtype=dtype, seed=s) for s in (2, 3)]
-    cos_sin = turns(num_tokens, head_dim, dtype) if is_turned else ()
-    tolerance = ROUNDINGS[dtype] if is_turned and dtype == torch.float32 else 0.0
 
     assert_equals_reference(
-        kv_append,
-        reference.kv_append,
-        key,
-        value,
-        *caches,
-        slots(num_tokens, 6),
-        *cos_sin,
-        rtol=tolerance,
-        atol=tolerance / 4,
+        kv_append, reference.kv_append, key, value, *caches, slots(num_tokens, 6)
     )
 
 
-@pytest.mark.parametrize("is_turned", [False, True], ids=["copied", "turned"])
-def test_a_fused_projection_with_padding(is_turned: bool) -> None:
+def test_a_fused_projection_with_padding() -> None:
     fused = normal(4, 9, 16, dtype=torch.float16)
     caches = [torch.zeros(2, 4, 2, 16, dtype=torch.float16) for _ in "kv"]
-    cos_sin = turns(4, 16, torch.float16) if is_turned else ()
 
     assert_equals_reference(
         kv_append,
@@ -100,7 +69,6 @@ def test_a_fused_projection_with_padding(is_turned: bool) -> None:
         fused[:, 7:],
         *caches,
         torch.tensor([3, -1, 0, -1]),
-        *cos_sin,
     )
 
 
@@ -112,14 +80,12 @@ def test_an_odd_head_is_copied() -> None:
     )
 
 
-@pytest.mark.parametrize("is_turned", [False, True], ids=["copied", "turned"])
 @pytest.mark.parametrize("slot", [-2, 4, 2**40])
-def test_a_slot_beyond_the_cache_is_noticed(slot: int, is_turned: bool) -> None:
+def test_a_slot_beyond_the_cache_is_noticed(slot: int) -> None:
     key, caches = normal(1, 1, 4), [torch.zeros(2, 2, 1, 4) for _ in "kv"]
-    cos_sin = turns(1, 4, torch.float32) if is_turned else ()
 
     with checked(), pytest.raises(DeviceAssertion, match="a slot beyond the cache"):
-        kv_append(key, key, *caches, torch.tensor([slot]), *cos_sin)
+        kv_append(key, key, *caches, torch.tensor([slot]))
 
 
 def test_two_tokens_of_one_slot_are_noticed() -> None:
@@ -130,15 +96,15 @@ def test_two_tokens_of_one_slot_are_noticed() -> None:
 
 
 def test_a_token_alone_equals_the_token_in_a_batch() -> None:
-    key, (cos, sin) = normal(5, 2, 64), turns(5, 64, torch.float32)
+    key = normal(5, 2, 64)
     together, alone = ([torch.zeros(1, 8, 2, 64) for _ in "kv"] for _ in range(2))
     mapping = slots(5, 8)
 
     with checked():
-        kv_append(key, key, *together, mapping, cos, sin)
+        kv_append(key, key, *together, mapping)
         for token in range(5):
             one = slice(token, token + 1)
-            kv_append(key[one], key[one], *alone, mapping[one], cos[one], sin[one])
+            kv_append(key[one], key[one], *alone, mapping[one])
 
     assert torch.equal(together[0], alone[0])
     assert torch.equal(together[1], alone[1])
@@ -164,6 +130,3 @@ def test_every_launch_has_its_variant(head_dim: int, dtype: torch.dtype) -> None
     mapping = torch.arange(3)
 
     assert_bundled(lambda: kv_append(key, key, cache, cache.clone(), mapping))
-    assert_bundled(
-        lambda: kv_append(key, key, cache, cache.clone(), mapping, *turns(3, head_dim, dtype))
-    )

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ["silu_mul", "rms_norm_residual", "kv_append_rope"]
+KERNELS = ["silu_mul", "rms_norm_residual", "rope_append"]
 
 
 def test_the_decorator_leaves_the_release_code_as_it_is(tmp_path: Path):
