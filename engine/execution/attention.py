@@ -11,8 +11,8 @@ import torch
 from engine.errors import EngineError
 from engine.execution.inputs import ModelInputs, QuerySpan
 from engine.execution.kv_tensors import KVTensors
-from kernels.kv_append.api import kv_append
 from kernels.paged_attention.api import causal_mask, paged_attention
+from kernels.rope_append.api import rope_append
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,11 @@ class AttentionBackend(Protocol):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
         metadata: Any,
     ) -> torch.Tensor:
-        """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads,
-        head_dim] -> like query. Stores key and value first: a token sees itself."""
+        """As `engine.models.decoder.Attend`: a token sees itself."""
 
 
 class ReferenceAttention:
@@ -77,10 +78,12 @@ class ReferenceAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
         metadata: AttentionMetadata,
     ) -> torch.Tensor:
         keys, values = self._kv.keys[layer], self._kv.values[layer]
-        kv_append(key, value, keys, values, metadata.slot_mapping)
+        query = rope_append(query, key, value, cos, sin, keys, values, metadata.slot_mapping)
         masks = metadata.masks[self._windows[layer]]
         attended = [
             paged_attention(

@@ -47,7 +47,7 @@ def profile_memory(config: EngineConfig, decoder: Decoder) -> MemoryProfile:
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
-    normed = decoder.forward(token_ids, token_ids, lambda layer, query, key, value: query.clone())
+    normed = decoder.forward(token_ids, token_ids, lambda layer, query, *others: query.clone())
     decoder.logits(normed[:num_rows])
     activations = torch.cuda.max_memory_allocated(device) - before
     del normed

@@ -13,9 +13,9 @@ from engine.errors import EngineError
 from engine.execution.inputs import ModelInputs, QuerySpan
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.uploads import upload
-from kernels.kv_append.api import kv_append
 from kernels.paged_decode.api import paged_decode
 from kernels.paged_prefill.api import paged_prefill
+from kernels.rope_append.api import rope_append
 
 BLOCK_SIZE = 64
 HEAD_DIM_STEP, MAX_HEAD_DIM = 16, 256
@@ -94,9 +94,12 @@ class TritonAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
         metadata: PagedMetadata,
     ) -> torch.Tensor:
-        kv_append(key, value, self._kv.keys[layer], self._kv.values[layer], metadata.slot_mapping)
+        caches = self._kv.keys[layer], self._kv.values[layer]
+        query = rope_append(query, key, value, cos, sin, *caches, metadata.slot_mapping)
         attended = []
         if metadata.decodes is not None:
             attended.append(self._attend_decodes(layer, query, metadata.decodes))

@@ -4,8 +4,8 @@ A rank computes its own heads, its own part of the MLP and of the vocabulary; wh
 layers is whole on every rank.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -16,11 +16,21 @@ from engine.models.weights import DecoderWeights, LayerWeights
 from engine.ranks.group import SINGLE_RANK, Ranks
 from kernels.linear.api import PackedLinear, linear, linear_silu_mul
 from kernels.rms_norm.api import rms_norm
-from kernels.rotary.api import rotary
 
-# (layer index, query [num_tokens, num_heads, head_dim], key, value [num_tokens, num_kv_heads,
-# head_dim]) -> attended [num_tokens, num_heads, head_dim]; stores key and value on the way.
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+class Attend(Protocol):
+    def __call__(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> torch.Tensor:
+        """query [num_tokens, num_heads, head_dim], key, value [num_tokens, num_kv_heads, head_dim],
+        cos, sin [num_tokens, 1, head_dim] -> like query. Turns query and key by cos and sin, and
+        stores key and value before it attends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +60,7 @@ class Decoder:
         normed = rms_norm(residual, weights.layers[0].input_norm, eps)
         next_norms = (*[layer.input_norm for layer in weights.layers[1:]], weights.final_norm)
         for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True)):
-            query, key, value = self._project(layer, normed, cos, sin)
-            attended = attend(index, query, key, value).flatten(1)
+            attended = attend(index, *self._project(layer, normed), cos, sin).flatten(1)
             if rows is not None and layer is weights.layers[-1]:
                 # From here on no token is looked at by another: the others are done.
                 attended, residual = attended.index_select(0, rows), residual.index_select(0, rows)
@@ -76,23 +85,17 @@ class Decoder:
         return self.ranks.all_reduce(embedded.masked_fill_(is_foreign[:, None], 0.0))
 
     def _project(
-        self, layer: LayerWeights, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self, layer: LayerWeights, normed: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """query, key, value of the layer, not turned yet."""
         config, eps = self.config, self.config.rms_norm_eps
         qkv = self._linear(normed, layer.qkv)
         heads = qkv.view(qkv.shape[0], -1, config.head_dim)
-        turning = heads[:, : -config.num_kv_heads]  # queries and keys
+        sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        query, key, value = heads.split(sizes, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            query, key = turning.split((config.num_heads, config.num_kv_heads), dim=1)
-            turning = torch.cat(
-                (rms_norm(query, layer.q_norm, eps), rms_norm(key, layer.k_norm, eps)), dim=1
-            )
-        turned = rotary(turning, cos, sin)
-        return (
-            turned[:, : config.num_heads],
-            turned[:, config.num_heads :],
-            heads[:, -config.num_kv_heads :],
-        )
+            query, key = rms_norm(query, layer.q_norm, eps), rms_norm(key, layer.k_norm, eps)
+        return query, key, value
 
     def _mlp(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
         activated = linear_silu_mul(normed, layer.gate_up, deterministic=self.is_deterministic)

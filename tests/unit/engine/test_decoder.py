@@ -4,6 +4,7 @@ import torch
 from engine.models.decoder import Decoder, build_decoder
 from engine.models.model_config import ModelConfig
 from engine.models.weights import load_weights
+from kernels.rotary.api import rotary
 from tests.unit.engine.tiny_checkpoint import save_tiny
 
 
@@ -16,7 +17,12 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 
 def attend_to_self(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
 ) -> torch.Tensor:
     return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
 
@@ -25,16 +31,15 @@ def attend_to_self(
 def test_every_layer_attends_once_in_order_with_shaped_heads(decoder: Decoder) -> None:
     calls = []
 
-    def attend(
-        layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        calls.append((layer, tuple(query.shape), tuple(key.shape), tuple(value.shape)))
-        return attend_to_self(layer, query, key, value)
+    def attend(layer: int, *tensors: torch.Tensor) -> torch.Tensor:
+        calls.append((layer, *[tuple(each.shape) for each in tensors]))
+        return attend_to_self(layer, *tensors)
 
     hidden = decoder.forward(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 2]), attend)
 
     assert hidden.shape == (3, 48)
-    assert calls == [(layer, (3, 6, 16), (3, 2, 16), (3, 2, 16)) for layer in range(3)]
+    heads, turns = [(3, 6, 16), (3, 2, 16), (3, 2, 16)], [(3, 1, 16)] * 2
+    assert calls == [(layer, *heads, *turns) for layer in range(3)]
 
 
 @torch.inference_mode()
@@ -47,24 +52,32 @@ def test_the_embedding_is_not_written_to(decoder: Decoder) -> None:
 
 
 @torch.inference_mode()
-def test_positions_turn_queries_and_keys_but_not_values(decoder: Decoder) -> None:
+def test_positions_turn_by_their_angles_and_nothing_else(decoder: Decoder) -> None:
     seen: list[tuple[torch.Tensor, ...]] = []
 
-    def attend(
-        layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
+    def attend(layer: int, *tensors: torch.Tensor) -> torch.Tensor:
         if layer == 0:
-            seen.append((query, key, value))
-        return attend_to_self(layer, query, key, value)
+            seen.append(tensors)
+        return attend_to_self(layer, *tensors)
 
     for position in (0, 9):
         decoder.forward(torch.tensor([5]), torch.tensor([position]), attend)
 
-    (query, key, value), (far_query, far_key, far_value) = seen
-    assert torch.equal(value, far_value)
-    assert not torch.allclose(query, far_query)
-    assert not torch.allclose(key, far_key)
-    torch.testing.assert_close(query.norm(dim=-1), far_query.norm(dim=-1))  # turned, not scaled
+    (*near, cos, sin), (*far, far_cos, far_sin) = seen
+    assert all(map(torch.equal, near, far))  # what the angles turn
+    assert not torch.allclose(cos, far_cos)
+    turned = rotary(near[0], cos, sin), rotary(near[0], far_cos, far_sin)
+    assert not torch.allclose(*turned)
+    torch.testing.assert_close(turned[0].norm(dim=-1), turned[1].norm(dim=-1))  # not scaled
+
+
+@torch.inference_mode()
+def test_rows_are_those_of_the_whole(decoder: Decoder) -> None:
+    inputs = torch.tensor([5, 6, 7, 5]), torch.tensor([0, 1, 2, 3])
+    whole = decoder.forward(*inputs, attend_to_self)
+    for rows in ([3, 1], [], [0, 1, 2, 3]):
+        of_rows = decoder.forward(*inputs, attend_to_self, torch.tensor(rows, dtype=torch.int64))
+        torch.testing.assert_close(of_rows, whole[rows])
 
 
 @torch.inference_mode()

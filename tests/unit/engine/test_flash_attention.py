@@ -92,9 +92,8 @@ def attended(backend: type[TritonAttention], dtype: torch.dtype) -> list[torch.T
     return [
         attention.attend(
             layer,
-            draw(80, 6, 16).to(dtype),
-            draw(80, 2, 16).to(dtype),
-            draw(80, 2, 16).to(dtype),
+            *[draw(80, heads, 16).to(dtype) for heads in (6, 2, 2)],
+            *[draw(80, 1, 16).to(dtype) for _ in ("cos", "sin")],
             metadata,
         )
         for layer in range(len(WINDOWS))

@@ -123,7 +123,12 @@ def test_each_layer_has_its_own_window() -> None:
         metadata = attention.prepare(inputs)
         draw = partial(torch.randn, generator=generator)
         return [
-            attention.attend(layer, draw(71, 6, 16), draw(71, 2, 16), draw(71, 2, 16), metadata)
+            attention.attend(
+                layer,
+                *[draw(71, heads, 16) for heads in (6, 2, 2)],
+                *[draw(71, 1, 16) for _ in ("cos", "sin")],
+                metadata,
+            )
             for layer in range(len(windows))
         ]
 
