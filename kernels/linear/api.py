@@ -27,18 +27,25 @@ _tiled = _launcher(reference.TILED_CONTRACT)
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A kernel in one of its forms, and the rows that it is meant for, at most."""
+    """A kernel in one of its forms, and the rows that it is meant for, at most.
+
+    shared_bytes: what a program needs, where some GPUs have less.
+    """
 
     launch: Launcher
     meta: Meta
     max_rows: int
     weights_per_output: int = 1
+    shared_bytes: int = 0
 
 
 LINEARS = (
     *(Form(_one_row, meta, 1) for meta in reference.ONE_ROW_METAS),
     *(Form(_few_rows, meta, meta["ROWS"]) for meta in reference.FEW_ROWS_METAS),
-    *(Form(_tiled, meta, meta["ROWS"]) for meta in reference.TILED_METAS),
+    *(
+        Form(_tiled, meta, meta["ROWS"], shared_bytes=reference.TILED_SHARED_BYTES)
+        for meta in reference.TILED_METAS
+    ),
 )
 SILU_MULS = (
     *(Form(_one_row_silu_mul, meta, 1, 2) for meta in reference.ONE_ROW_SILU_METAS),

@@ -2,10 +2,12 @@
 model's own GPU and weights, in CUDA graphs, with none of them in the L2."""
 
 import logging
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -95,6 +97,7 @@ def _fastest(
     """By number of rows: the forms that are faster than what runs without them."""
     chosen: dict[int, Form] = {}
     weight, said = weights[0].weight, []
+    forms = [form for form in forms if form.shared_bytes <= _shared_bytes(weight.device)]
     for num_rows in sorted({1, 2, 4, *(form.max_rows for form in forms)}):
         x = torch.randn(num_rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
         best_us = plain_us = time_us(partial(plain, x), weights)
@@ -107,6 +110,15 @@ def _fastest(
     shape = "x".join(map(str, weight.shape))
     logger.info("%s %s: us by rows (without the kernels): %s", name, shape, ", ".join(said))
     return chosen
+
+
+def _shared_bytes(device: torch.device) -> float:
+    """What a program may have."""
+    if device.type != "cuda":
+        return math.inf
+    properties: Any = torch.cuda.get_device_properties(device)
+    has: int = properties.shared_memory_per_block_optin
+    return has
 
 
 @cache

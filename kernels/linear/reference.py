@@ -85,6 +85,7 @@ TILED_METAS = tuple(
     {"ROWS": rows, "OUTPUTS": 64, "TILE": 128, "num_warps": 4, "num_stages": stages}
     for rows, stages in ((16, 6), (32, 5))
 )
+TILED_SHARED_BYTES = 122_896  # an L4 has 101,376
 # One form for any number of rows: what a row's sum is made of, and in which order, is the same in
 # every batch.
 MAX_ROWS = 2**31 - 1

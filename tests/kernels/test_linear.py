@@ -279,6 +279,17 @@ def test_the_fastest_form_is_chosen(caplog: pytest.LogCaptureFixture) -> None:
     assert expected_text in caplog.text
 
 
+def test_a_gpu_of_little_shared_memory_is_spared_some_forms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("kernels.linear.choose._shared_bytes", lambda device: 101_376)
+    layer = weights_of(32, 64, torch.bfloat16)
+
+    choose_linears([layer], time_us=Clock({FEW: 8.0, MANY: 8.0}, plain_us=10.0))
+
+    assert layer.plan == LinearPlan(dict.fromkeys((1, 2, 4, 8), FEW))
+
+
 def test_gate_ups_are_chosen_for_both_products() -> None:
     layer, gate_up = (weights_of(size, 64, torch.bfloat16) for size in (16, 32))
 
