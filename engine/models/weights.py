@@ -7,7 +7,9 @@ rank does not hold is never read.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,9 @@ from kernels.linear.api import PackedLinear, pack_linear
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+PROGRESS_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +157,19 @@ def _read_weights(source: TensorSource, shard: Shard) -> DecoderWeights:
     embedding = source.read("model.embed_tokens.weight", shard.vocabulary, hidden)
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_load_layer(source, shard, i) for i in range(shard.local.num_layers)),
+        layers=tuple(_load_layers(source, shard)),
         final_norm=source.read("model.norm.weight", hidden),
         lm_head=_load_lm_head(source, shard, embedding),
     )
+
+
+def _load_layers(source: TensorSource, shard: Shard) -> Iterator[LayerWeights]:
+    num_layers, said_s = shard.local.num_layers, time.monotonic()
+    for index in range(num_layers):
+        yield _load_layer(source, shard, index)
+        if time.monotonic() - said_s >= PROGRESS_S:
+            said_s = time.monotonic()
+            logger.info("weights: %d of %d layers", index + 1, num_layers)
 
 
 def _load_layer(checkpoint: TensorSource, shard: Shard, index: int) -> LayerWeights:
