@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.engine.gpu_process import end_with_parent
 from benchmarks.errors import MeasurementFailed
 from benchmarks.kernels.attention import BLOCK_SIZE, attention_cases
 from benchmarks.kernels.case import Arguments, Case
@@ -21,11 +22,14 @@ PEER_RTOL = 2e-2  # of the largest value: the peer's rounding is its own
 
 
 def main() -> None:
+    end_with_parent()
+    file = Path(sys.argv[1])
     measured: dict[str, Any] = {"copy_bytes_per_us": copy_bytes_per_us()}
+    file.write_text(json.dumps(measured))
     for name, ours_us, peer_us, why in attention_times(sys.argv[2:]):
         measured[name] = {"ours_us": ours_us, "peer_us": peer_us, "peer_failed": why}
         print(f"  {name}: {measured[name]}", file=sys.stderr, flush=True)
-    Path(sys.argv[1]).write_text(json.dumps(measured))
+        file.write_text(json.dumps(measured))
 
 
 def attention_times(names: Sequence[str]) -> Iterator[tuple[str, float, float | None, str | None]]:

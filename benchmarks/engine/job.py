@@ -3,25 +3,21 @@
 The next engine starts when this one's process has gone, and with it all of its GPU memory.
 """
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from benchmarks.command import Progress
+from benchmarks.engine.gpu_process import GpuProcesses
 from benchmarks.errors import MeasurementFailed
-from benchmarks.results import ROOT
 
 MAX_MODEL_LEN = 131072 + 1024
 KILL_AFTER_S = 20  # of the deadline: a job ends by itself before a sample that starts too late
+MAX_ERROR_CHARS = 2000
 VLLM_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -80,39 +76,32 @@ class Outcome:
         return cls(**json.loads(file.read_text()))
 
 
-def run_job(job: Job, progress: Progress, module: str = "benchmarks.engine.job_process") -> Outcome:
-    """What the job wrote by its deadline, even if it broke off. Raises MeasurementFailed when that
-    is nothing. Its output goes to our stderr."""
-    environment = dict(os.environ)
-    if job.engine == "vllm":
-        environment |= VLLM_ENVIRONMENT
+def run_job(job: Job, processes: GpuProcesses, progress: Progress) -> Outcome:
+    """What the job wrote, even if it broke off. Raises MeasurementFailed when that is nothing, with
+    the end of its traceback."""
+    environment = VLLM_ENVIRONMENT if job.engine == "vllm" else {}
     with tempfile.TemporaryDirectory(prefix="flashray-job-") as folder:
         told, answer = Path(folder, "job.json"), Path(folder, "outcome.json")
-        fields = asdict(job) | {"spawned_at_s": time.time()}
-        told.write_text(Job(**fields).to_json())
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, str(told), str(answer)],
-            cwd=ROOT,
-            env=environment,
-            stdout=sys.stderr,
-            start_new_session=True,  # an engine has processes of its own: they end with it
+        told.write_text(replace(job, spawned_at_s=time.time()).to_json())
+        status = processes.run(
+            "benchmarks.engine.job_process",
+            [str(told), str(answer)],
+            job.seconds + KILL_AFTER_S,
+            environment,
         )
-        try:
-            status = process.wait(job.seconds + KILL_AFTER_S)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            _end_session(process)
-        ended = "was stopped at its deadline" if status is None else f"ended with {status}"
+        ended = "was ended" if status is None else f"ended with {status}"
+        error = error_file(answer)
+        if error.exists():
+            ended += f": {error.read_text()[-MAX_ERROR_CHARS:]}"
         if not answer.exists():
             raise MeasurementFailed(f"the job of {job.engine} {ended}, without a first token")
-        if status != 0:
-            progress(f"the job of {job.engine} {ended}; what it measured until then counts")
-        return Outcome.read(answer)
+        outcome = Outcome.read(answer)
+    if status != 0:
+        outcome.failed["process"] = ended
+        progress(f"the job of {job.engine} {ended}; what it measured until then counts")
+    return outcome
 
 
-def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """The process and all that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def error_file(answer: Path) -> Path:
+    """Where a job that breaks leaves its traceback."""
+    return answer.with_suffix(".error")

@@ -1,13 +1,16 @@
 """`python -m benchmarks.engine.job_process JOB.json OUTCOME.json`: the process of one job."""
 
+import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.cases import Bench, Case, DecodeCase, FirstTokenCase, PrefillCase
-from benchmarks.engine.job import Job, Outcome
+from benchmarks.engine.gpu_process import end_with_parent
+from benchmarks.engine.job import Job, Outcome, error_file
 from benchmarks.engine.stepped import SteppedEngine, generate
 from benchmarks.errors import MeasurementFailed
 from benchmarks.interference.case import InterferenceCase
@@ -19,13 +22,26 @@ WARM_UP_TOKENS = (256, 8192)
 
 
 def main() -> None:
+    end_with_parent()
     told, answer = (Path(argument) for argument in sys.argv[1:3])
-    job = Job.from_json(told.read_text())
-    engine = start(job)
+    try:
+        work(Job.from_json(told.read_text()), answer)
+    except Exception:
+        error_file(answer).write_text(traceback.format_exc())
+        raise
+
+
+def work(job: Job, answer: Path) -> None:
+    marks = {"python": time.time() - job.spawned_at_s}
+    build = builder(job)
+    marks["imports"] = time.time() - job.spawned_at_s
+    engine = build(job)
+    marks["engine"] = time.time() - job.spawned_at_s
     bench = Bench(engine, job.repeats, job.spawned_at_s + job.seconds)
     generate(engine, [bench.fresh(16)], 1)
     outcome = Outcome(engine.name, time.time() - job.spawned_at_s, engine.facts)
-    say(job, f"{engine.name}: first token after {outcome.ready_s:.1f} s, {engine.facts}")
+    outcome.facts["seconds_until"] = {**marks, "first token": outcome.ready_s}
+    say(job, f"{engine.name}: {outcome.facts}")
     outcome.write(answer)
     for num_tokens in WARM_UP_TOKENS:
         generate(engine, [bench.fresh(min(num_tokens, job.max_model_len // 2))], 16)
@@ -33,14 +49,17 @@ def main() -> None:
         say(job, measure(case, bench, outcome, lambda: outcome.write(answer)))
 
 
-def start(job: Job) -> SteppedEngine:
+def builder(job: Job) -> Callable[[Job], SteppedEngine]:
+    """What is imported belongs to the start."""
     if job.engine == "vllm":
         from benchmarks.engine.stepped_vllm import SteppedVllm
 
-        return SteppedVllm(job)
+        return SteppedVllm
     from benchmarks.engine.stepped_flashray import SteppedFlashray
 
-    return SteppedFlashray(job)
+    logging.basicConfig(format="  %(name)s: %(message)s")
+    logging.getLogger("engine").setLevel(logging.INFO)  # how long which phase of the start took
+    return SteppedFlashray
 
 
 def cases_of(job: Job) -> Iterator[Case]:

@@ -11,7 +11,6 @@ measured error of the logits. After a tie the prompt goes on with the reference'
 import argparse
 import json
 import math
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.command import Progress
+from benchmarks.engine.gpu_process import GpuProcesses, end_with_parent
 from benchmarks.engine.parity_reference import (
     NUM_NEW_TOKENS,
     Completion,
@@ -32,7 +32,6 @@ from benchmarks.engine.parity_reference import (
     text_prompts,
 )
 from benchmarks.errors import BenchmarkError, GateRed, MeasurementFailed
-from benchmarks.results import ROOT
 
 MAX_TIE_SHARE = 0.02
 MAX_RELATIVE_ERROR = 2e-2
@@ -95,7 +94,9 @@ class Parity:
         )
 
 
-def require_parity(file: Path | None, sha: str, progress: Progress) -> None:
+def require_parity(
+    file: Path | None, sha: str, processes: GpuProcesses, progress: Progress
+) -> None:
     """Without a file of this commit the small model is tried, in a process of its own. Raises
     GateRed."""
     if file is not None:
@@ -106,13 +107,10 @@ def require_parity(file: Path | None, sha: str, progress: Progress) -> None:
                 f"{'passed' if written['passed'] else 'failed'}"
             )
         return
-    command = [sys.executable, "-m", "benchmarks.engine.parity", "--small"]
-    try:
-        ran = subprocess.run(command, cwd=ROOT, stdout=sys.stderr, timeout=GATE_TIMEOUT_S)
-    except subprocess.TimeoutExpired as exc:
-        raise GateRed(f"{' '.join(command)} took longer than {GATE_TIMEOUT_S} s") from exc
-    if ran.returncode:
-        raise GateRed(f"no numbers without right tokens: {' '.join(command)} failed")
+    status = processes.run("benchmarks.engine.parity", ["--small"], GATE_TIMEOUT_S)
+    if status != 0:
+        ended = f"was ended within {GATE_TIMEOUT_S} s" if status is None else f"ended with {status}"
+        raise GateRed(f"no numbers without right tokens: benchmarks.engine.parity --small {ended}")
     progress("parity of the small model: passed")
 
 
@@ -234,6 +232,7 @@ def check_small(device: str, num_threads: int, progress: Progress) -> Parity:
 
 
 def main() -> int:
+    end_with_parent()
     arguments = _arguments()
     started_s = time.monotonic()
 

@@ -7,14 +7,15 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.command import Progress, table
 from benchmarks.engine.cases import Case, described
-from benchmarks.engine.job import MAX_MODEL_LEN, Job, Outcome, run_job
+from benchmarks.engine.gpu_process import GpuProcesses, require_idle_gpu
+from benchmarks.engine.job import KILL_AFTER_S, MAX_MODEL_LEN, Job, Outcome, run_job
 from benchmarks.engine.parity import require_parity
 from benchmarks.engine.shapes import Shape
 from benchmarks.errors import BenchmarkError, MeasurementFailed
@@ -23,28 +24,57 @@ from benchmarks.results import Row
 
 PEER = "vllm"
 SECONDS = {"flashray": 120.0, PEER: 200.0}  # of one process, its start included
+MIN_JOB_S = 15.0
+
+Engine = Literal["flashray", "vllm"]
 
 
 @dataclass(slots=True)
 class SideBySide:
-    """What the engines were told and what came of it."""
+    """What the engines were told and what came of it, by `name_of`."""
 
     arguments: argparse.Namespace
     progress: Progress
+    processes: GpuProcesses = field(default_factory=GpuProcesses)
     jobs: list[Job] = field(default_factory=list)
-    outcomes: dict[str, Outcome] = field(default_factory=dict)  # by engine and shape
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
+    kernels: dict[str, Any] = field(default_factory=dict)
+    started_s: float = field(default_factory=time.monotonic)
 
-    def ours(self, shape: Shape, cases: Sequence[Case], **limits: Any) -> Outcome | None:
-        """None when it did not come to a first token: the other is measured all the same."""
-        return self._outcome("flashray", shape, cases, limits)
+    def measure(self, engine: Engine, shape: Shape, cases: Sequence[Case], **limits: Any) -> None:
+        """What fails is said, and the next is measured all the same. A peer that is not wanted or
+        not there is left out."""
+        is_there = self.arguments.peer == PEER and importlib.util.find_spec(PEER) is not None
+        if engine == PEER and not is_there:
+            return
+        name = name_of(engine, shape)
+        if name in self.outcomes or name in self.failed:
+            name = name_of(engine, shape, again=True)
+        try:
+            seconds = self.seconds_for(engine)
+            require_idle_gpu()
+            with tempfile.TemporaryDirectory(prefix="flashray-shape-") as folder:
+                model = shape.write(Path(folder), 2 * MAX_MODEL_LEN)
+                told = tuple(described(case) for case in cases)
+                job = Job(engine, str(model), told, seconds, self.arguments.repeats, **limits)
+                self.jobs.append(job)
+                self.progress(f"{name}: {', '.join(case.name for case in cases)}")
+                self.outcomes[name] = run_job(job, self.processes, self.progress)
+        except MeasurementFailed as exc:
+            self.failed[name] = str(exc)
+            self.progress(f"{name}: {exc}")
 
-    def peer(self, shape: Shape, cases: Sequence[Case], **limits: Any) -> Outcome | None:
-        """None also without a peer."""
-        wanted = self.arguments.peer == PEER
-        if not wanted or importlib.util.find_spec(PEER) is None:
-            return None
-        return self._outcome("vllm", shape, cases, limits)
+    def seconds_for(self, engine: Engine) -> float:
+        """Until no sample starts any more. Raises MeasurementFailed when none could."""
+        given = self.arguments.seconds if engine == "flashray" else self.arguments.peer_seconds
+        seconds: float = given or SECONDS[engine]
+        if self.arguments.total_seconds is not None:
+            spent_s = time.monotonic() - self.started_s
+            seconds = min(seconds, self.arguments.total_seconds - spent_s - KILL_AFTER_S)
+        if self.processes.is_stopped or seconds < MIN_JOB_S:
+            raise MeasurementFailed("out of time")
+        return seconds
 
     def more(self) -> dict[str, object]:
         """For the file."""
@@ -59,37 +89,20 @@ class SideBySide:
             "failed": self.failed | broken,
         }
 
-    def _outcome(
-        self,
-        engine: Literal["flashray", "vllm"],
-        shape: Shape,
-        cases: Sequence[Case],
-        limits: dict[str, Any],
-    ) -> Outcome | None:
-        given = self.arguments.seconds if engine == "flashray" else self.arguments.peer_seconds
-        name = f"{engine}, {shape.name}"
-        if name in self.outcomes or name in self.failed:
-            name += ", again"
-        with tempfile.TemporaryDirectory(prefix="flashray-shape-") as folder:
-            model = shape.write(Path(folder), 2 * MAX_MODEL_LEN)
-            told = tuple(described(case) for case in cases)
-            seconds = given or SECONDS[engine]
-            job = Job(engine, str(model), told, seconds, self.arguments.repeats, **limits)
-            self.jobs.append(job)
-            self.progress(f"{name}: {', '.join(case.name for case in cases)}")
-            try:
-                self.outcomes[name] = run_job(job, self.progress)
-            except MeasurementFailed as exc:
-                self.failed[name] = str(exc)
-                self.progress(f"{name}: {exc}")
-        return self.outcomes.get(name)
+
+Steps = Callable[[SideBySide], Iterator[None]]
+Rows = Callable[[SideBySide], Iterator[Row]]
 
 
-Measure = Callable[[SideBySide], Iterable[Row]]
+def name_of(engine: Engine, shape: Shape, again: bool = False) -> str:
+    return f"{engine}, {shape.name}{', again' if again else ''}"
 
 
-def run_side_by_side(module: str, parser: argparse.ArgumentParser, measure: Measure) -> int:
-    """The exit status: 1 when the gate was red or ours did not come to its numbers."""
+def run_side_by_side(
+    module: str, parser: argparse.ArgumentParser, steps: Steps, rows_of: Rows
+) -> int:
+    """Write the rows of what there is after every step. The exit status: 1 when the gate was red,
+    somebody else was on the GPU, or something of ours failed."""
     arguments = _arguments(parser)
     started_s = time.monotonic()
 
@@ -97,21 +110,25 @@ def run_side_by_side(module: str, parser: argparse.ArgumentParser, measure: Meas
         print(f"[{time.monotonic() - started_s:5.1f} s] {message}", file=sys.stderr, flush=True)
 
     run = SideBySide(arguments, progress)
+    command = f"python -m {module} {' '.join(sys.argv[1:])}"
+    run.processes.stop_on_signals()
     try:
+        require_idle_gpu()
         if arguments.out is not None:
             progress("gate: parity")
-            require_parity(arguments.parity, arguments.sha, progress)
-        rows = list(measure(run))
+            require_parity(arguments.parity, arguments.sha, run.processes, progress)
     except BenchmarkError as exc:
         print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
+    rows: list[Row] = []
+    for _ in steps(run):
+        rows = list(rows_of(run))
+        if arguments.out is not None and rows:
+            write_gpu_results(arguments.out, arguments.sha, command, rows, run.more())
+            progress(f"wrote {arguments.out}")
     print(table([replace(row, case=f"{row.case}: {_kind(row)}") for row in rows]))
     for name, why in run.failed.items():
         print(f"{name}: {why}")
-    if arguments.out is not None:
-        command = f"python -m {module} {' '.join(sys.argv[1:])}"
-        write_gpu_results(arguments.out, arguments.sha, command, rows, run.more())
-        progress(f"wrote {arguments.out}")
     return 1 if any(name.startswith("flashray") for name in run.failed) else 0
 
 
@@ -127,6 +144,7 @@ def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--parity", type=Path, help="a file of benchmarks.engine.parity, as gate")
     parser.add_argument("--seconds", type=float, help="for one process of ours, start included")
     parser.add_argument("--peer-seconds", type=float, help="for one process of the peer")
+    parser.add_argument("--total-seconds", type=float, help="for all of them")
     arguments = parser.parse_args()
     if arguments.out is not None and arguments.sha is None:
         parser.error("--out needs --sha")

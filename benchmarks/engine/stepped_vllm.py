@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 
+import vllm
+from vllm import LLM
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
 from benchmarks.engine.job import Job
 from benchmarks.engine.stepped import Progressed
 
@@ -10,13 +14,8 @@ CAPTURED_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 class SteppedVllm:
     def __init__(self, job: Job) -> None:
-        import vllm
-        from vllm.sampling_params import RequestOutputKind
-
         self.name = f"vllm {vllm.__version__}"
-        self._sampling_params = vllm.SamplingParams
-        self._delta = RequestOutputKind.DELTA
-        llm = vllm.LLM(
+        llm = LLM(
             model=job.model,
             load_format="dummy",
             skip_tokenizer_init=True,
@@ -46,12 +45,12 @@ class SteppedVllm:
         return bool(self._engine.has_unfinished_requests())
 
     def add(self, request_id: str, prompt: list[int], num_new_tokens: int) -> None:
-        params = self._sampling_params(
+        params = SamplingParams(
             temperature=0.0,
             max_tokens=num_new_tokens,
             ignore_eos=True,
             detokenize=False,
-            output_kind=self._delta,
+            output_kind=RequestOutputKind.DELTA,
         )
         self._engine.add_request(request_id, {"prompt_token_ids": prompt}, params)
 

@@ -39,9 +39,12 @@ class InterferenceCase:
         for _ in bench.rounds():
             load = _Load(bench.engine)
             try:
-                yield self._once(bench, load)
-            finally:
+                measured = self._once(bench, load)
+            except MeasurementFailed:  # nothing else: a broken engine must not be stepped again
                 load.end()
+                raise
+            load.end()
+            yield measured
 
     def _once(self, bench: Bench, load: "_Load") -> Samples:
         # Made before the clock runs: a long one takes longer than a step.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from benchmarks.engine.job import Outcome
 from benchmarks.engine.shapes import LLAMA_8B
-from benchmarks.engine.side_by_side import SideBySide, run_side_by_side
+from benchmarks.engine.side_by_side import SideBySide, name_of, run_side_by_side
 from benchmarks.interference.case import (
     ITL_P99,
     LONG_TTFT,
@@ -31,19 +31,25 @@ MIN_LONG_RATIO = 1 / 1.5
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.interference", description=__doc__)
-    return run_side_by_side("benchmarks.interference", parser, _measure)
+    return run_side_by_side("benchmarks.interference", parser, steps, rows_of)
 
 
-def _measure(run: SideBySide) -> Iterator[Row]:
-    case = InterferenceCase()
-    ours = run.ours(LLAMA_8B, [case], **OUR_LIMITS)
-    peer = run.peer(LLAMA_8B, [case], **PEER_LIMITS)
-    if ours is not None:
-        yield from rows_of(ours, peer)
+def steps(run: SideBySide) -> Iterator[None]:
+    run.measure("flashray", LLAMA_8B, [InterferenceCase()], **OUR_LIMITS)
+    yield
+    run.measure("vllm", LLAMA_8B, [InterferenceCase()], **PEER_LIMITS)
+    yield
 
 
-def rows_of(ours: Outcome, peer: Outcome | None) -> Iterator[Row]:
+def rows_of(run: SideBySide) -> Iterator[Row]:
     """Medians of the runs."""
+    ours = run.outcomes.get(name_of("flashray", LLAMA_8B))
+    peer = run.outcomes.get(name_of("vllm", LLAMA_8B))
+    if ours is not None:
+        yield from outcome_rows(ours, peer)
+
+
+def outcome_rows(ours: Outcome, peer: Outcome | None) -> Iterator[Row]:
     for name, metric in METRICS.items():
         if name not in ours.samples:
             continue

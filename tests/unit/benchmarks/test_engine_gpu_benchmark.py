@@ -99,7 +99,7 @@ def test_bytes_of_the_shapes() -> None:
 def run(monkeypatch: pytest.MonkeyPatch) -> SideBySide:
     """A run whose jobs come back at once: 4 ms and 40 tok/s of ours, 5 and 50 of vLLM's."""
 
-    def outcome(job: Job, progress: object) -> Outcome:
+    def outcome(job: Job, processes: object, progress: object) -> Outcome:
         value = 4.0 if job.engine == "flashray" else 5.0
         samples = {
             each["name"]: [value * (10 if each["kind"] == "prefill" else 1)] * 3
@@ -114,15 +114,23 @@ def run(monkeypatch: pytest.MonkeyPatch) -> SideBySide:
         "copy_bytes_per_us": 4.25e6,
         "attn_b32_8k": {"ours_us": 253.0, "peer_us": 258.0, "peer_failed": None},
     }
-    monkeypatch.setattr(gpu, "_attention", lambda run, names: dict(kernels))
+    monkeypatch.setattr(gpu, "measure_attention", lambda run: run.kernels.update(kernels))
+    monkeypatch.setattr(side_by_side, "require_idle_gpu", lambda: None)
     arguments = argparse.Namespace(
-        only=gpu.CASES, peer="vllm", repeats=3, seconds=None, peer_seconds=None
+        only=gpu.CASES, peer="vllm", repeats=3, seconds=None, peer_seconds=None, total_seconds=None
     )
     return SideBySide(arguments, lambda message: None)
 
 
+def rows_after(run: SideBySide) -> list[Row]:
+    """Of all steps."""
+    for _ in gpu.steps(run):
+        rows = list(gpu.rows_of(run))
+    return rows
+
+
 def test_rows_of_a_whole_run(run: SideBySide) -> None:
-    rows = list(gpu._measure(run))
+    rows = rows_after(run)
 
     ratios = {row.case: row.ratio for row in rows if row.floor_of == "ratio"}
     assert ratios["tpot_b1_1k"] == ratios[START] == pytest.approx(1.25)
@@ -140,14 +148,14 @@ def test_rows_of_a_whole_run(run: SideBySide) -> None:
 def test_what_failed_has_no_row_and_does_not_stop_the_rest(
     run: SideBySide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(job: Job, progress: object) -> Outcome:
+    def fail(job: Job, processes: object, progress: object) -> Outcome:
         if job.engine == "vllm":
             raise MeasurementFailed("no first token")
         samples = {each["name"]: [4.0] for each in job.cases if each["name"] != "ttft_8k"}
         return Outcome("flashray", 9.0, {}, samples, {"ttft_8k": "out of time"})
 
     monkeypatch.setattr(side_by_side, "run_job", fail)
-    rows = list(gpu._measure(run))
+    rows = rows_after(run)
 
     assert "ttft_8k" not in {row.case for row in rows}
     tpot = next(row for row in rows if row.case == "tpot_b1_1k")
@@ -164,11 +172,11 @@ def test_what_failed_has_no_row_and_does_not_stop_the_rest(
 def test_only_the_named_cases_run(run: SideBySide) -> None:
     run.arguments.only = gpu._names("smollm2_tpot_1k")
     run.arguments.peer = "none"
-    rows = list(gpu._measure(run))
+    rows = rows_after(run)
     assert len(run.jobs) == 1
     assert run.jobs[0].max_model_len == 8192
-    assert rows[1].case == "smollm2_tpot_1k"
-    assert rows[1].peer is None
+    (row,) = (row for row in rows if row.floor_of == "ratio" and row.unit == "ms")
+    assert (row.case, row.peer) == ("smollm2_tpot_1k", None)
     with pytest.raises(argparse.ArgumentTypeError, match="unknown: tpot;"):
         gpu._names("smollm2_tpot_1k,tpot")
 
@@ -178,20 +186,20 @@ def test_interference_rows_and_their_bars() -> None:
     ours.samples[LONG_TTFT] = [15_000.0]
     peer = Outcome("vllm 1", 9, {}, {ITL_P99: [275.0], LONG_TTFT: [10_700.0]})
 
-    rows = {row.case: row for row in interference.rows_of(ours, peer)}
+    rows = {row.case: row for row in interference.outcome_rows(ours, peer)}
 
     assert (rows[ITL_P99].ours, rows[ITL_P99].meets_floor) == (41, True)
     assert rows[SHORT_TTFT_P95].meets_floor is False
     assert rows[SHORT_TTFT_P95].ratio is None
     assert rows[LONG_TTFT].meets_floor is True
     ours.samples[LONG_TTFT] = [16_500.0]
-    assert {row.case: row.meets_floor for row in interference.rows_of(ours, peer)}[
+    assert {row.case: row.meets_floor for row in interference.outcome_rows(ours, peer)}[
         LONG_TTFT
     ] is False
 
 
 def test_interference_gives_the_engines_their_limits(run: SideBySide) -> None:
-    list(interference._measure(run))
+    list(interference.steps(run))
     ours, peer = run.jobs
     assert (ours.itl_budget_ms, peer.max_num_batched_tokens) == (50.0, 2048)
     assert ours.kv_cache_bytes == peer.kv_cache_bytes
@@ -244,3 +252,34 @@ def test_flash_attention_is_called_as_vllm_calls_it(monkeypatch: pytest.MonkeyPa
     assert options["max_seqlen_k"] == 2 * attention.BLOCK_SIZE
     integers = [options[name] for name in ("cu_seqlens_q", "seqused_k", "block_table")]
     assert all(each.dtype == torch.int32 for each in integers)
+
+
+def test_what_there_is_has_rows_before_the_rest(run: SideBySide) -> None:
+    steps = gpu.steps(run)
+    next(steps)
+    assert {row.case for row in gpu.rows_of(run)} == {"attn_b32_8k", "device copy"}
+    next(steps)
+    first = {row.case: row for row in gpu.rows_of(run) if row.floor_of == "ratio"}
+    assert (first["ttft_8k"].ours, first["ttft_8k"].peer_value) == (4.0, None)
+    next(steps)
+    then = {row.case: row for row in gpu.rows_of(run) if row.floor_of == "ratio"}
+    assert (then["ttft_8k"].ours, then["ttft_8k"].peer_value) == (4.0, 5.0)
+
+
+def test_a_stop_ends_the_run_with_what_it_has(run: SideBySide) -> None:
+    steps = gpu.steps(run)
+    next(steps)
+    next(steps)
+    run.processes.is_stopped = True
+    list(steps)
+    assert len(run.jobs) == 1
+    assert "ttft_8k" in {row.case for row in gpu.rows_of(run)}
+    assert set(run.failed.values()) == {"out of time"}
+
+
+def test_the_total_bounds_every_process(run: SideBySide) -> None:
+    run.arguments.total_seconds = 100.0
+    assert 79 < run.seconds_for("vllm") <= 80
+    run.started_s -= 70
+    with pytest.raises(MeasurementFailed, match="out of time"):
+        run.seconds_for("flashray")

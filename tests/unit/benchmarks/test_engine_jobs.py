@@ -1,13 +1,19 @@
 """Engines in processes of their own: ours with tiny made-up weights on a CPU, the peer a fake."""
 
+import os
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
+from benchmarks.engine import gpu_process
 from benchmarks.engine import job as jobs
 from benchmarks.engine.cases import DecodeCase, FirstTokenCase, PrefillCase, described
+from benchmarks.engine.gpu_process import GpuProcesses, require_idle_gpu
 from benchmarks.engine.job import Job, Outcome, run_job
 from benchmarks.engine.shapes import Shape
 from benchmarks.errors import MeasurementFailed
@@ -18,7 +24,9 @@ from benchmarks.interference.case import (
     SHORT_TTFT_P95,
     InterferenceCase,
 )
+from benchmarks.results import ROOT
 
+BREAKING = 78  # tokens of a prompt that breaks the fake
 PEER_SITE = Path(__file__).parents[2] / "fakes" / "peer_site"
 TINY = Shape("tiny", 32, 64, 2, 4, 2, 8, 256, 1e4, False)
 CASES = (
@@ -45,6 +53,10 @@ def job(engine: str, model: Path, *cases: object, **fields: object) -> Job:
     )
 
 
+def run(told: Job) -> Outcome:
+    return run_job(told, GpuProcesses(), lambda message: None)
+
+
 @pytest.fixture
 def peer_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(PEER_SITE))
@@ -60,7 +72,7 @@ def test_ours_measures_every_case(tmp_path: Path) -> None:
     ours = {"device": "cpu", "dtype": "float32", "max_num_batched_tokens": 256}
     told = job("flashray", model, *CASES, **ours)
 
-    outcome = run_job(told, lambda message: None)
+    outcome = run(told)
 
     assert outcome.failed == {}
     assert outcome.engine == "flashray"
@@ -75,7 +87,7 @@ def test_ours_measures_every_case(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("peer_is_there")
 def test_the_peer_measures_the_same_cases(tmp_path: Path) -> None:
-    outcome = run_job(job("vllm", TINY.write(tmp_path / "m", 512), *CASES), lambda message: None)
+    outcome = run(job("vllm", TINY.write(tmp_path / "m", 512), *CASES))
 
     assert outcome.failed == {}
     assert outcome.engine == "vllm 0.0.fake"
@@ -98,17 +110,18 @@ def test_a_job_that_hangs_is_ended_and_keeps_what_it_has(
         seconds=6.0,
     )
 
-    outcome = run_job(told, lines.append)
+    outcome = run_job(told, GpuProcesses(), lines.append)
 
     assert len(outcome.samples["first"]) == 2
     assert "hangs" not in outcome.samples
-    assert "deadline" in lines[0]
+    assert outcome.failed == {"process": "was ended"}
+    assert "was ended; what it measured until then counts" in lines[0]
 
 
 @pytest.mark.usefixtures("peer_is_there")
 def test_no_sample_starts_after_the_deadline(tmp_path: Path) -> None:
     told = job("vllm", TINY.write(tmp_path / "m", 512), FirstTokenCase("first", 64), seconds=0.01)
-    outcome = run_job(told, lambda message: None)
+    outcome = run(told)
     assert outcome.samples == {}
     assert outcome.failed == {"first": "out of time after 0 samples"}
 
@@ -116,8 +129,10 @@ def test_no_sample_starts_after_the_deadline(tmp_path: Path) -> None:
 def test_a_job_without_a_first_token_is_no_outcome(tmp_path: Path) -> None:
     """The peer is not installed here."""
     assert "vllm" not in sys.modules
-    with pytest.raises(MeasurementFailed, match="ended with 1, without a first token"):
-        run_job(job("vllm", TINY.write(tmp_path / "m", 512)), lambda message: None)
+    with pytest.raises(
+        MeasurementFailed, match=r"(?s)ended with 1: .*No module named 'vllm'.*token"
+    ):
+        run(job("vllm", TINY.write(tmp_path / "m", 512)))
 
 
 def test_an_outcome_is_written_whole(tmp_path: Path) -> None:
@@ -125,3 +140,80 @@ def test_an_outcome_is_written_whole(tmp_path: Path) -> None:
     outcome.write(tmp_path / "outcome.json")
     assert Outcome.read(tmp_path / "outcome.json") == outcome
     assert [file.name for file in tmp_path.iterdir()] == ["outcome.json"]
+
+
+@pytest.mark.usefixtures("peer_is_there")
+def test_what_breaks_a_job_is_told_with_what_it_measured(tmp_path: Path) -> None:
+    told = job(
+        "vllm",
+        TINY.write(tmp_path / "m", 512),
+        FirstTokenCase("first", 64),
+        FirstTokenCase("breaks", BREAKING),
+        FirstTokenCase("never", 64),
+    )
+    outcome = run(told)
+    assert list(outcome.samples) == ["first"]
+    assert "the engine broke" in outcome.failed["process"]
+
+
+@pytest.mark.usefixtures("peer_is_there")
+def test_a_broken_engine_is_not_stepped_again(tmp_path: Path) -> None:
+    case = InterferenceCase(num_streams=1, stream_context=BREAKING, num_stream_tokens=100)
+    outcome = run(job("vllm", TINY.write(tmp_path / "m", 512), case))
+    assert "the engine broke" in outcome.failed["process"]
+
+
+SLEEPER = """
+import subprocess, sys, time
+from benchmarks.engine.gpu_process import end_with_parent
+end_with_parent()
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print("started", flush=True)
+time.sleep(60)
+"""
+PARENT = """
+import sys
+from benchmarks.engine.gpu_process import GpuProcesses
+processes = GpuProcesses()
+processes.stop_on_signals()
+print(processes.run("sleeper", [], 60), processes.is_stopped, file=sys.stdout)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_the_one_that_started_it(tmp_path: Path, number: int) -> None:
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stderr is not None
+    assert parent.stderr.readline() == "started\n"
+    children = psutil.Process(parent.pid).children(recursive=True)
+    assert len(children) == 2
+
+    parent.send_signal(number)
+    said, _ = parent.communicate(timeout=20)
+
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert said == ("None True\n" if number == signal.SIGTERM else "")
+
+
+def test_a_gpu_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = iter([70_000, 70_000, 500])
+    monkeypatch.setattr(gpu_process, "_used_mib", lambda: next(used))
+    monkeypatch.setattr(gpu_process.time, "sleep", lambda seconds: None)
+    require_idle_gpu()
+    monkeypatch.setattr(gpu_process, "_used_mib", lambda: 3000)
+    with pytest.raises(MeasurementFailed, match="3000 MiB of its memory are taken"):
+        require_idle_gpu(within_s=-1)
+
+
+def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(MeasurementFailed, match="expected a GPU that nvidia-smi knows"):
+        require_idle_gpu()

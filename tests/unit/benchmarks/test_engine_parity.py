@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.engine import parity
+from benchmarks.engine.gpu_process import GpuProcesses
 from benchmarks.engine.parity import Parity, compare, require_parity
 from benchmarks.engine.parity_reference import (
     NUM_NEW_TOKENS,
@@ -154,12 +155,32 @@ def test_a_reference_of_other_weights_is_refused(tmp_path: Path) -> None:
         Reference.read(tmp_path / "reference.json", model)
 
 
+class Scripted(GpuProcesses):
+    """Every process ends as told."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__()
+        self.status = status
+
+    def run(self, module: str, arguments: Sequence[str], *others: object) -> int | None:
+        assert (module, arguments) == ("benchmarks.engine.parity", ["--small"])
+        return self.status
+
+
 def test_the_gate_is_of_the_same_commit(tmp_path: Path) -> None:
+    def gate(file: Path | None, sha: str, status: int | None = 0) -> None:
+        require_parity(file, sha, Scripted(status), lambda message: None)
+
     file = tmp_path / "parity.json"
     file.write_text(json.dumps({"sha": "a", "passed": True}))
-    require_parity(file, "a", lambda message: None)
+    gate(file, "a")
     with pytest.raises(GateRed, match="of commit b"):
-        require_parity(file, "b", lambda message: None)
+        gate(file, "b")
     file.write_text(json.dumps({"sha": "a", "passed": False}))
     with pytest.raises(GateRed, match="failed"):
-        require_parity(file, "a", lambda message: None)
+        gate(file, "a")
+    gate(None, "a")
+    with pytest.raises(GateRed, match="--small ended with 1"):
+        gate(None, "a", status=1)
+    with pytest.raises(GateRed, match="was ended within"):
+        gate(None, "a", status=None)

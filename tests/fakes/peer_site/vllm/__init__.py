@@ -1,6 +1,7 @@
 """What the benchmarks touch of vLLM, without a model: on PYTHONPATH it is taken for the real one.
 
-A step gives every request a token. Who steps a prompt of HANGING_PROMPT_TOKENS waits for ever.
+A step gives every request a token. Who steps a prompt of HANGING_PROMPT_TOKENS waits for ever; one
+of BREAKING_PROMPT_TOKENS raises, and whoever steps it after that waits as well.
 """
 
 import json
@@ -15,6 +16,7 @@ __all__ = ["LLM", "SamplingParams"]
 __version__ = "0.0.fake"
 BLOCK_SIZE = 16
 HANGING_PROMPT_TOKENS = 77
+BREAKING_PROMPT_TOKENS = 78
 STEP_S = 2e-3
 
 
@@ -40,6 +42,7 @@ class LLMEngine:
         self._left: dict[str, int] = {}
         self._num_cached: dict[str, int] = {}
         self._seen: set[tuple[int, ...]] = set()
+        self._is_broken = False
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._waiting or self._left)
@@ -56,8 +59,11 @@ class LLMEngine:
         time.sleep(STEP_S)
         if self._waiting:
             for request_id, (prompt, params) in self._waiting.items():
-                while len(prompt) == HANGING_PROMPT_TOKENS:
+                while len(prompt) == HANGING_PROMPT_TOKENS or self._is_broken:
                     time.sleep(1)
+                if len(prompt) == BREAKING_PROMPT_TOKENS:
+                    self._is_broken = True
+                    raise RuntimeError("the engine broke")
                 self._left[request_id] = params.options["max_tokens"]
                 is_seen = tuple(prompt) in self._seen
                 self._num_cached[request_id] = len(prompt) // BLOCK_SIZE * BLOCK_SIZE * is_seen
