@@ -57,7 +57,7 @@ def builder(job: Job) -> Callable[[Job], SteppedEngine]:
         return SteppedVllm
     from benchmarks.engine.stepped_flashray import SteppedFlashray
 
-    logging.basicConfig(format="  %(name)s: %(message)s")
+    logging.basicConfig(format="  [%(relativeCreated)6.0f ms] %(name)s: %(message)s")
     logging.getLogger("engine").setLevel(logging.INFO)  # how long which phase of the start took
     return SteppedFlashray
 
