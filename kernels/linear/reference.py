@@ -67,7 +67,9 @@ ONE_ROW_METAS = tuple(
     {"OUTPUTS": 4, "TILE": 1024, "STREAM": stream, "STAGES": 6 - 2 * stream, "num_warps": 4}
     for stream in (0, 1)
 )
-ONE_ROW_SILU_METAS = ({"OUTPUTS": 4, "TILE": 1024, "STREAM": 1, "STAGES": 3, "num_warps": 4},)
+ONE_ROW_SILU_METAS = tuple(
+    {"OUTPUTS": 4, "TILE": 1024, "STREAM": stream, "STAGES": 3, "num_warps": 4} for stream in (0, 1)
+)
 # A turn reads PARTS tiles, a warp each.
 FEW_ROWS_METAS = tuple(
     {
