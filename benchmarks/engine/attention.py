@@ -5,7 +5,8 @@ the engines are.
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.errors import MeasurementFailed
 from benchmarks.kernels.attention import BLOCK_SIZE, attention_cases
 from benchmarks.kernels.case import Arguments, Case
 from benchmarks.kernels.timing import copy_bytes_per_us, graph_us
+from engine.execution.flash_attention import find_flash_attention
 
 CASES = ("attn_b32_8k", "attn_b1_128k")
 PEER_RTOL = 2e-2  # of the largest value: the peer's rounding is its own
@@ -42,14 +44,18 @@ def attention_times(names: Sequence[str]) -> Iterator[tuple[str, float, float | 
         ours_us = graph_us(lambda index, sets=sets, case=case: case.ours(*sets[index % len(sets)]))
         try:
             yield case.name, ours_us, flash_attention_us(case, sets), None
-        except (ImportError, RuntimeError, MeasurementFailed) as exc:
+        except (RuntimeError, MeasurementFailed) as exc:
             yield case.name, ours_us, None, f"{type(exc).__name__}: {exc}"
         torch.cuda.empty_cache()
 
 
 def flash_attention_us(case: Case, sets: list[Arguments]) -> float:
-    """Raises ImportError without vLLM, MeasurementFailed when its result is another one."""
-    calls = [_flash_attention(arguments) for arguments in sets]
+    """Raises MeasurementFailed where it is not to be had, or its result is another one."""
+    module, reason = find_flash_attention()
+    if module is None:
+        raise MeasurementFailed(reason)
+    attend = module.flash_attn_varlen_func
+    calls = [partial(attend, **options_of(arguments)) for arguments in sets]
     expected = case.ours(*sets[0]).float()
     worst = (calls[0]().float() - expected).abs().max() / expected.abs().max()
     if not worst <= PEER_RTOL:
@@ -57,12 +63,10 @@ def flash_attention_us(case: Case, sets: list[Arguments]) -> float:
     return graph_us(lambda index: calls[index % len(calls)]())
 
 
-def _flash_attention(arguments: Arguments) -> Callable[[], torch.Tensor]:
-    """The call alone: its integers are int32 already, as vLLM keeps them."""
-    from vllm.vllm_flash_attn import flash_attn_varlen_func
-
+def options_of(arguments: Arguments) -> dict[str, Any]:
+    """As vLLM has them at hand when it calls: integers in int32, an output that is there."""
     query, key_cache, value_cache, block_tables, context_lens, scale = arguments
-    options = {
+    return {
         "q": query,
         "k": key_cache,
         "v": value_cache,
@@ -76,7 +80,6 @@ def _flash_attention(arguments: Arguments) -> Callable[[], torch.Tensor]:
         "fa_version": 3,
         "out": torch.empty_like(query),
     }
-    return lambda: flash_attn_varlen_func(**options)
 
 
 if __name__ == "__main__":

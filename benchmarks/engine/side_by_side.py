@@ -85,6 +85,7 @@ class SideBySide:
             "cases": cases,
             "jobs": [json.loads(replace(job, cases=()).to_json()) for job in self.jobs],
             "engines": {name: each.facts for name, each in self.outcomes.items()},
+            "kernels": self.kernels,
             "samples": {name: each.samples for name, each in self.outcomes.items()},
             "failed": self.failed | broken,
         }

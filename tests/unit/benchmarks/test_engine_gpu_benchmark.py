@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -233,20 +232,13 @@ def test_the_file_names_the_gpu_and_its_clocks(
     assert content["rows"][0]["ratio"] == 1.5
 
 
-def test_flash_attention_is_called_as_vllm_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Integers in int32, the result into a tensor that is there."""
-    module = ModuleType("vllm.vllm_flash_attn")
-    called: list[dict[str, object]] = []
-    module.flash_attn_varlen_func = lambda **options: called.append(options)
-    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
-    monkeypatch.setitem(sys.modules, "vllm.vllm_flash_attn", module)
+def test_flash_attention_gets_what_vllm_gives_it() -> None:
     query = torch.zeros(3, 4, 8)
     caches = [torch.zeros(6, attention.BLOCK_SIZE, 2, 8) for _ in "kv"]
     tables, lengths = torch.arange(6).view(3, 2), torch.full((3,), 100)
 
-    attention._flash_attention((query, *caches, tables, lengths, 0.5))()
+    options = attention.options_of((query, *caches, tables, lengths, 0.5))
 
-    (options,) = called
     assert options["out"].shape == query.shape
     assert options["cu_seqlens_q"].tolist() == [0, 1, 2, 3]
     assert options["max_seqlen_k"] == 2 * attention.BLOCK_SIZE
