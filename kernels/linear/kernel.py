@@ -31,11 +31,9 @@ def forms(metas):
 
 
 @triton.jit
-def load_tile(pointers, is_output, column, end, STREAM: tl.constexpr):
+def load_tile(pointers, is_output, column, end):
     """Of weights, [OUTPUTS, TILE]."""
-    POLICY: tl.constexpr = "evict_first" if STREAM else ""
-    mask = is_output[:, None] & (column < end)
-    return tl.load(pointers, mask=mask, other=0.0, eviction_policy=POLICY)
+    return tl.load(pointers, mask=is_output[:, None] & (column < end), other=0.0)
 
 
 @triton.jit
@@ -70,7 +68,6 @@ def linear_one_row_kernel(
     in_size,
     OUTPUTS: tl.constexpr,
     TILE: tl.constexpr,
-    STREAM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -79,7 +76,7 @@ def linear_one_row_kernel(
     weights = weight_ptr + (output * in_size)[:, None] + column
     sums = tl.zeros([OUTPUTS, TILE], tl.float32)
     for start in tl.range(0, in_size, TILE, num_stages=STAGES):
-        weight = load_tile(weights + start, is_output, column, in_size - start, STREAM)
+        weight = load_tile(weights + start, is_output, column, in_size - start)
         x = tl.load(x_ptr + start + column, mask=column < in_size - start, other=0.0)
         sums = tl.fma(weight.to(tl.float32), tl.broadcast_to(x.to(tl.float32), sums.shape), sums)
     out = added(tl.sum(sums, axis=1, keep_dims=True), bias_ptr, output, is_output)
@@ -96,7 +93,6 @@ def linear_silu_mul_one_row_kernel(
     in_size,
     OUTPUTS: tl.constexpr,
     TILE: tl.constexpr,
-    STREAM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -107,8 +103,8 @@ def linear_silu_mul_one_row_kernel(
     gate_sums = tl.zeros([OUTPUTS, TILE], tl.float32)
     up_sums = tl.zeros([OUTPUTS, TILE], tl.float32)
     for start in tl.range(0, in_size, TILE, num_stages=STAGES):
-        gate = load_tile(gates + start, is_output, column, in_size - start, STREAM)
-        up = load_tile(ups + start, is_output, column, in_size - start, STREAM)
+        gate = load_tile(gates + start, is_output, column, in_size - start)
+        up = load_tile(ups + start, is_output, column, in_size - start)
         x = tl.load(x_ptr + start + column, mask=column < in_size - start, other=0.0)
         x = tl.broadcast_to(x.to(tl.float32), gate_sums.shape)
         gate_sums = tl.fma(gate.to(tl.float32), x, gate_sums)
@@ -214,7 +210,7 @@ def linear_tiled_kernel(
     xs = x_ptr + (row * x_stride)[None, :] + column[:, None]
     sums = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for start in range(0, in_size, TILE):
-        weight = load_tile(weights + start, is_output, column[None, :], in_size - start, STREAM=0)
+        weight = load_tile(weights + start, is_output, column[None, :], in_size - start)
         mask = is_row[None, :] & (column < in_size - start)[:, None]
         x = tl.load(xs + start, mask=mask, other=0.0)
         sums = tl.dot(weight, x, sums, input_precision="ieee")

@@ -61,15 +61,11 @@ TILED_CONTRACT = Contract(
     out_size=Size("out_size"),
     in_size=Size("in_size"),
 )
-# STREAM: the weights are the first to leave the caches. What is fastest differs by shape, so that a
-# model's start-up times them all (`choose_linears`).
+# What is fastest differs by shape: a model's start-up times them all (`choose_linears`).
 ONE_ROW_METAS = tuple(
-    {"OUTPUTS": 4, "TILE": 1024, "STREAM": stream, "STAGES": 6 - 2 * stream, "num_warps": 4}
-    for stream in (0, 1)
+    {"OUTPUTS": 4, "TILE": 1024, "STAGES": stages, "num_warps": 4} for stages in (4, 6)
 )
-ONE_ROW_SILU_METAS = tuple(
-    {"OUTPUTS": 4, "TILE": 1024, "STREAM": stream, "STAGES": 3, "num_warps": 4} for stream in (0, 1)
-)
+ONE_ROW_SILU_METAS = ({"OUTPUTS": 4, "TILE": 1024, "STAGES": 3, "num_warps": 4},)
 # A turn reads PARTS tiles, a warp each.
 FEW_ROWS_METAS = tuple(
     {

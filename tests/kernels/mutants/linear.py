@@ -93,9 +93,10 @@ tiled = partial(Mutant, within="linear_tiled_kernel")
 SIZES = "sizes = (x.stride(0), num_rows, out_size, in_size)"
 MUTANTS = {
     LINEAR: [
-        Mutant("weights past the last", "(column < end)\n", "(column <= end)\n", OutOfBounds,
+        Mutant("weights past the last", "(column < end),", "(column <= end),", OutOfBounds,
                "weight"),
-        Mutant("undefined weights of one row", "other=0.0, evi", "evi", DIFFERS),
+        Mutant("undefined weights of one row", "(column < end), other=0.0)", "(column < end))",
+               DIFFERS),
         one("outputs past the last", "output < out_size", "output <= out_size", OutOfBounds),
         one("columns past the last", "mask=column < in_size", "mask=column <= in_size",
             OutOfBounds, "x"),
