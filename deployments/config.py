@@ -30,7 +30,7 @@ class EngineSettings(Settings):
     """`max_model_len` null takes the checkpoint's. Each of `num_replicas` engines holds the whole
     model; `tensor_parallel_size` ranks share it, one actor each; `kv_cache_gib` is of each rank,
     null: 1 on a CPU, on a GPU all that is left within `gpu_memory_utilization` of its memory.
-    `max_num_batched_tokens` null: 8192 on a GPU, else 256.
+    `max_num_sequences` null: 256 on a GPU, else 32; `max_num_batched_tokens`: 8192, else 256.
     `gpus_per_rank` null: 1 on a GPU, else 0. `step_timeout_s`: work in flight and no finished step
     for so long ends the ranks, which are then started again; null: 10 on a GPU, else 60.
     `itl_budget_ms`: what a step with decodes may take; null: 50 on a GPU, else none; 0: none."""
@@ -46,7 +46,7 @@ class EngineSettings(Settings):
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     deterministic: bool = False
     enforce_eager: bool = False
-    max_num_sequences: int = Field(default=32, ge=1)
+    max_num_sequences: int | None = Field(default=None, ge=1)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     itl_budget_ms: float | None = Field(default=None, ge=0)
     enable_prefix_cache: bool = True
@@ -75,6 +75,10 @@ class EngineSettings(Settings):
         if self.itl_budget_ms is None:
             return 50.0 if self.is_on_gpu else None
         return self.itl_budget_ms or None
+
+    @property
+    def max_step_sequences(self) -> int:
+        return self.max_num_sequences or (256 if self.is_on_gpu else 32)
 
     @property
     def max_step_tokens(self) -> int:
@@ -107,9 +111,9 @@ class EngineSettings(Settings):
 
     @model_validator(mode="after")
     def _every_sequence_gets_a_token(self) -> Self:
-        if self.max_num_sequences > self.max_step_tokens:
+        if self.max_step_sequences > self.max_step_tokens:
             raise ValueError(
-                f"max_num_sequences {self.max_num_sequences} > max_num_batched_tokens "
+                f"max_num_sequences {self.max_step_sequences} > max_num_batched_tokens "
                 f"{self.max_step_tokens}: a step must hold one token of every sequence"
             )
         return self

@@ -51,7 +51,7 @@ def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
             enable_prefix_cache=settings.enable_prefix_cache,
         ),
         scheduler=SchedulerConfig(
-            max_num_sequences=settings.max_num_sequences,
+            max_num_sequences=settings.max_step_sequences,
             max_num_batched_tokens=settings.max_step_tokens,
             itl_budget_ms=settings.step_budget_ms,
         ),
