@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from kernels.fp8_quantise.api import fp8_quantise
 from kernels.image.binarize.api import sauvola
 from kernels.image.convert.api import grey, swap_channels, to_ycrcb
 from kernels.image.deskew.api import deskew, estimate_skew
@@ -68,6 +69,7 @@ def language_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]
         "kv_append": lambda: kv_append(heads, heads, *caches, slots),
         "rope_append": lambda: rope_append(query, heads, heads, cos, sin, *caches, slots),
         "silu_mul": lambda: silu_mul(fused),
+        "fp8_quantise": lambda: fp8_quantise(normal(5, 8 * head_dim)),
     }
 
 

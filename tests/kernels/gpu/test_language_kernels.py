@@ -6,6 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from kernels.fp8_quantise import reference as fp8_quantise_reference
+from kernels.fp8_quantise.api import fp8_quantise
 from kernels.kv_append import reference as kv_append_reference
 from kernels.kv_append.api import kv_append
 from kernels.rms_norm import reference as rms_norm_reference
@@ -141,6 +143,18 @@ def test_silu_mul(num_tokens: int, size: int, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "size"), [(1, 1), (7, 63), (33, 4096), (2, 14336), (300, 16), (1, 28672), (0, 8)]
+)
+def test_fp8_quantise(num_rows: int, size: int, dtype: torch.dtype) -> None:
+    powers = torch.logspace(-6, 3, max(num_rows, 1))[:num_rows, None]
+    x = (normal(num_rows, size + 24, dtype=dtype) * powers).to(dtype)[:, :size]
+    x[num_rows // 2 : num_rows // 2 + 1] = 0.0
+    x[num_rows - 1 : num_rows, size // 2] = float("nan") if num_rows > 2 else 3.0
+
+    assert_gpu_equals_reference(fp8_quantise, fp8_quantise_reference.fp8_quantise, x)
+
+
 def rms_norm_of_hidden(x: torch.Tensor) -> torch.Tensor:
     return rms_norm(x, x.new_ones(x.shape[-1]), 1e-5)
 
@@ -174,6 +188,11 @@ def rope_append_by_one_angle(x: torch.Tensor) -> torch.Tensor:
     return torch.cat((turned, *caches.flatten(1, 2)), dim=1).flatten(1)
 
 
+def fp8_quantise_bytes(x: torch.Tensor) -> torch.Tensor:
+    quantised, scales = fp8_quantise(x)
+    return torch.cat((quantised.float(), scales[:, None]), dim=1)
+
+
 @pytest.mark.parametrize(
     "op",
     [
@@ -184,6 +203,7 @@ def rope_append_by_one_angle(x: torch.Tensor) -> torch.Tensor:
         kv_append_of_heads,
         rope_append_by_one_angle,
         silu_mul,
+        fp8_quantise_bytes,
     ],
 )
 def test_a_row_has_the_same_bits_in_any_batch(
