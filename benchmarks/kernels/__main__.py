@@ -19,6 +19,7 @@ from benchmarks.errors import BenchmarkError, GateRed
 from benchmarks.gpu_results import write_gpu_results
 from benchmarks.kernels.attention import ATTENTION_KNOBS, attention_cases
 from benchmarks.kernels.case import Case
+from benchmarks.kernels.fp8 import fp8_cases
 from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
 from benchmarks.kernels.language import language_cases
 from benchmarks.kernels.linear import linear_cases
@@ -78,6 +79,7 @@ def _cases(only: Sequence[str] | None) -> Iterator[Case]:
     for case in (
         *language_cases(),
         *linear_cases(),
+        *fp8_cases(),
         *attention_cases(),
         *prefill_cases(),
         *sampling_cases(),

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.kernels.attention import ATTENTION_KNOBS, attention_cases
 from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
+from benchmarks.kernels.fp8 import fp8_cases
 from benchmarks.kernels.language import language_cases
 from benchmarks.kernels.linear import linear_cases
 from benchmarks.kernels.measure import COMPILED, rows_of
@@ -18,6 +19,7 @@ from kernels.registry import all_kernels
 ALL_CASES = [
     *language_cases(),
     *linear_cases(),
+    *fp8_cases(),
     *attention_cases(),
     *prefill_cases(),
     *sampling_cases(),
