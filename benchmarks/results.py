@@ -112,6 +112,12 @@ class Recording:
         return file
 
 
+def describe_tree(root: Path) -> str:
+    """The commit, with `+dirty` where the measured folders differ. Raises DirtyTree without git."""
+    head = _git(root, "rev-parse", "HEAD")
+    return head + ("+dirty" if _changes_since(root, head) else "")
+
+
 def cpu_name() -> str:
     """Such as `Intel(R) Xeon(R) CPU @ 2.10GHz, 2 cores`."""
     cpuinfo = Path("/proc/cpuinfo")

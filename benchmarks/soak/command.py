@@ -1,0 +1,161 @@
+"""`python -m benchmarks.soak --device cpu|cuda:0 --minutes N [--out FILE]`: mixed random load in
+one engine, its books checked after every step. The exit status is 1 where a bar was missed.
+
+On a CPU the built-in model, on a GPU the shape of Llama 3.1 8B with random weights.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.command import Progress, table
+from benchmarks.engine.shapes import LLAMA_8B, SMOLLM2_135M
+from benchmarks.gpu_results import write_gpu_results
+from benchmarks.results import ROOT, Row, cpu_name, describe_tree
+from benchmarks.soak.bars import rows_of
+from benchmarks.soak.load import Load
+from benchmarks.soak.soak import Outcome, Soak
+from benchmarks.soak.watch import probe_of
+from deployments.errors import ModelFilesError
+from deployments.model_files import BUILT_IN_MODEL, prepare_model
+from engine.build import build_engine_around, build_model_runner
+from engine.config import BLOCK_SIZE, CacheConfig, EngineConfig, SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A completion may grow by many blocks, and a sequence is admitted with one to spare: so
+    sequences are preempted."""
+
+    max_model_len: int
+    max_new_tokens: int
+    num_blocks: int
+    kv_token_bytes: int
+    scheduler: SchedulerConfig
+
+
+CPU = Limits(1024, 256, 24, 2 * SMOLLM2_135M.kv_token_bytes, SchedulerConfig(8, 256))
+GPU = Limits(16384, 768, 2000, LLAMA_8B.kv_token_bytes, SchedulerConfig(64, 2048))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sha", help="the commit that is run, where there is no git")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    sha = arguments.sha
+    if arguments.out is not None and sha is None:
+        sha = describe_tree(ROOT)  # now: the tree may change meanwhile
+    progress = _progress()
+    outcome = run(arguments.device, arguments.minutes * 60, arguments.seed, progress)
+    rows = list(rows_of(outcome, arguments.device))
+    print(table(rows))
+    for words in outcome.ledger.shown:
+        print(words)
+    if arguments.out is not None and sha is not None:
+        command = f"python -m benchmarks.soak --device {arguments.device} "
+        command += f"--minutes {arguments.minutes:g} --seed {arguments.seed}"
+        write(arguments.out, arguments.device, sha, command, rows, outcome)
+        progress(f"wrote {arguments.out}")
+    return int(any(row.meets_floor is False for row in rows))
+
+
+def run(device: str, seconds: float, seed: int, progress: Progress) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="flashray-soak-") as scratch:
+        config = config_of(device, Path(scratch), progress)
+        progress("building the engine")
+        runner = build_model_runner(config)
+        engine = build_engine_around(runner, config)
+    limits = limits_of(device)
+    load = Load(
+        limits.max_model_len,
+        runner.model_config.vocab_size,
+        max_live=2 * limits.scheduler.max_num_sequences,
+        max_new_tokens=limits.max_new_tokens,
+    )
+    lag = 1 if runner.is_asynchronous else 0
+    # On a CPU oneDNN keeps what it made for each number of rows it has met: half a gigabyte in all.
+    lengths = range(1, limits.scheduler.max_num_batched_tokens + 1) if device == "cpu" else ()
+    probe = probe_of(device)
+    progress("soaking")
+    return Soak(
+        engine, load, probe, seconds, lag=lag, lengths=lengths, seed=seed, progress=progress
+    ).run()
+
+
+def limits_of(device: str) -> Limits:
+    return CPU if device == "cpu" else GPU
+
+
+def config_of(device: str, scratch: Path, progress: Progress = lambda _: None) -> EngineConfig:
+    """`scratch` is needed until the engine is built."""
+    limits = limits_of(device)
+    folder, load_format = _model(device, scratch, progress)
+    return EngineConfig(
+        folder,
+        device=device,
+        load_format=load_format,
+        max_model_len=limits.max_model_len,
+        cache=CacheConfig(kv_cache_bytes=limits.num_blocks * BLOCK_SIZE * limits.kv_token_bytes),
+        scheduler=limits.scheduler,
+        check_integrity=True,
+    )
+
+
+def _model(device: str, scratch: Path, progress: Progress) -> tuple[Path, str]:
+    """The folder, and how its weights are loaded."""
+    limits = limits_of(device)
+    if device != "cpu":
+        return LLAMA_8B.write(scratch, limits.max_model_len), "dummy"
+    try:
+        return prepare_model(BUILT_IN_MODEL, progress=progress).path, "auto"
+    except ModelFilesError as exc:
+        progress(f"{exc}: random weights of its shape instead")
+        return SMOLLM2_135M.write(scratch, limits.max_model_len), "dummy"
+
+
+def write(
+    file: Path, device: str, sha: str, command: str, rows: list[Row], outcome: Outcome
+) -> None:
+    more = {
+        "seconds": round(outcome.seconds, 1),
+        "ended": dict(outcome.ledger.ended),
+        "faults": outcome.ledger.shown,
+        "step_ms": {
+            each.kind: {"steps": each.num_steps, "median": each.median_ms, "worst": each.worst_ms}
+            for each in outcome.times.kinds
+        },
+    }
+    if device != "cpu":
+        write_gpu_results(file, sha, command, rows, more)
+        return
+    python = ".".join(map(str, sys.version_info[:3]))
+    content = {
+        "sha": sha,
+        "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "cpu": cpu_name(),
+        "versions": {"python": python, "torch": version("torch")},
+        "command": command,
+        **more,
+        "rows": [row.as_json() for row in rows],
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _progress() -> Progress:
+    started_s = time.monotonic()
+
+    def progress(message: str) -> None:
+        print(f"[{time.monotonic() - started_s:6.1f} s] {message}", file=sys.stderr, flush=True)
+
+    return progress
