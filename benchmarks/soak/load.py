@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from engine.sampling_params import SamplingParams
 
 SALTS = (b"", b"tenant")
-SHARED_SHARE, WARM_UP_SHARE, TALKER_SHARE, STOPPING_SHARE = 0.5, 0.02, 0.25, 0.2
+SHARED_SHARE, WARM_UP_SHARE, TALKER_SHARE, STOPPING_SHARE = 0.5, 0.02, 0.5, 0.2
 MAX_TALKER_PROMPT = 64
 
 
