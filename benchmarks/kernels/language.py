@@ -68,16 +68,16 @@ def _rms_norm(num_tokens: int) -> Case:
 
 def _rms_norm_residual(num_tokens: int) -> Case:
     def arguments() -> Arguments:
-        x, residual = _normal(num_tokens, HIDDEN), _normal(num_tokens, HIDDEN)
+        x, residual = _normal(num_tokens, HIDDEN), _normal(num_tokens, HIDDEN).float()
         return x, _normal(HIDDEN), EPS, residual
 
     return Case(
         _name("rms_norm_residual", num_tokens, 8192),
-        f"{num_tokens} x {HIDDEN} bfloat16",
+        f"{num_tokens} x {HIDDEN} bfloat16, residual float32",
         rms_norm,
         rms_norm_reference.rms_norm,
         arguments,
-        num_bytes=ITEM_BYTES * HIDDEN * (4 * num_tokens + 1),
+        num_bytes=ITEM_BYTES * HIDDEN * (6 * num_tokens + 1),
         rtol=ROUNDINGS,
         atol=1e-6,
         is_large=num_tokens not in SMALL,

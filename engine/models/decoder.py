@@ -56,8 +56,9 @@ class Decoder:
         of the tokens `rows` [num_rows] int64, None for all."""
         weights, eps = self.weights, self.config.rms_norm_eps
         cos, sin = self.rope.cos_sin(positions, weights.dtype)
-        residual = self._embed(input_ids)
-        normed = rms_norm(residual, weights.layers[0].input_norm, eps)
+        embedded = self._embed(input_ids)
+        normed = rms_norm(embedded, weights.layers[0].input_norm, eps)
+        residual = embedded.float()
         next_norms = (*[layer.input_norm for layer in weights.layers[1:]], weights.final_norm)
         for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True)):
             attended = attend(index, *self._project(layer, normed), cos, sin).flatten(1)

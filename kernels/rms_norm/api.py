@@ -17,8 +17,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """x [..., size], weight [size] -> [..., size] in x's dtype; size <= 16384 on a GPU.
 
-    residual, like x: becomes residual + x in place, and its norm is the result. Bitwise batch
-    invariant: a row's result does not depend on the other rows, nor on how many there are.
+    residual [..., size] float32: becomes residual + x in place, and its norm is the result. Bitwise
+    batch invariant: a row's result does not depend on the other rows, nor on how many there are.
     """
     assert x.shape[-1:] == weight.shape, (x.shape, weight.shape)
     assert residual is None or residual.shape == x.shape, (x.shape, residual.shape)

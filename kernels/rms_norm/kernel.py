@@ -12,12 +12,11 @@ from kernels.rms_norm.reference import CONTRACT, METAS, RESIDUAL_CONTRACT, RESID
 
 
 @triton.jit
-def normed(x, weight, size, eps):
-    """x, weight [ROWS, BLOCK], zero beyond the size -> like x."""
-    wide = x.to(tl.float32)
+def normed(wide, weight, size, eps):
+    """wide [ROWS, BLOCK] fp32, weight, zero beyond the size -> like weight."""
     mean_square = tl.sum(wide * wide, axis=1, keep_dims=True) / size
-    rounded = (wide * tl.rsqrt(mean_square + eps)).to(x.dtype)
-    return (weight.to(tl.float32) * rounded.to(tl.float32)).to(x.dtype)
+    rounded = (wide * tl.rsqrt(mean_square + eps)).to(weight.dtype)
+    return (weight.to(tl.float32) * rounded.to(tl.float32)).to(weight.dtype)
 
 
 @kernel(contract=CONTRACT, variants=variants({"x": FLOATS}, METAS, unaligned_metas=METAS[-1:]))
@@ -41,7 +40,8 @@ def rms_norm_kernel(
     mask = (token < tokens) & (columns < size)
     x = tl.load(x_ptr + x_row + columns, mask=mask, other=0.0)
     weight = tl.load(weight_ptr + columns, mask=columns < size, other=0.0)
-    tl.store(out_ptr + row * size + columns, normed(x, weight, size, eps), mask=mask)
+    out = normed(x.to(tl.float32), weight, size, eps)
+    tl.store(out_ptr + row * size + columns, out, mask=mask)
 
 
 @kernel(
@@ -65,7 +65,7 @@ def rms_norm_residual_kernel(
     x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0)
     residual_row = residual_ptr + row * residual_stride + columns
     residual = tl.load(residual_row, mask=mask, other=0.0)
-    added = (residual.to(tl.float32) + x.to(tl.float32)).to(x.dtype)
+    added = residual + x.to(tl.float32)
     tl.store(residual_row, added, mask=mask)
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
     tl.store(out_ptr + row * size + columns, normed(added, weight, size, eps), mask=mask)

@@ -1,6 +1,7 @@
 """The specification: fp32 statistics, the result rounded before the weight is applied, as Hugging
-Face does. With a residual (vLLM's fused_add_rms_norm): the sum is rounded to the dtype first, and
-it is this rounded sum that is stored back and normed, as if by two operations."""
+Face does. With a residual (vLLM's fused_add_rms_norm), which is fp32: nothing is lost where layers
+add up. A residual of bf16 makes up most of a decoder's error: of SmolLM2's log probabilities 1.8e-2
+against 1.0e-2, and four times as many tokens that are not the fp32 model's."""
 
 import torch
 
@@ -22,7 +23,7 @@ CONTRACT = Contract(
 RESIDUAL_CONTRACT = Contract(
     "rms_norm_residual",
     x=Tensor("tokens size", FLOATS, layout="rows", wide_index=True),
-    residual=InOut("tokens size", like="x", layout="rows", wide_index=True),
+    residual=InOut("tokens size", torch.float32, layout="rows", wide_index=True),
     weight=Tensor("size", like="x"),
     out=Output("tokens size", like="x", wide_index=True),
     x_stride=Stride("x", 0),
@@ -49,10 +50,8 @@ def rms_norm(
 ) -> torch.Tensor:
     """x [..., size], weight [size] -> [..., size] in x's dtype.
 
-    residual, like x: becomes residual + x in place, and its norm is the result.
+    residual [..., size] float32: becomes residual + x in place, and its norm is the result.
     """
-    if residual is not None:
-        x = residual.add_(x)
-    wide = x.float()
+    wide = x.float() if residual is None else residual.add_(x)
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * (wide * scale).to(x.dtype)

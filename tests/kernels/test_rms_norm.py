@@ -38,15 +38,16 @@ def test_statistics_are_float32_for_narrow_inputs() -> None:
     assert normed.eq(1.0).all()
 
 
-def test_the_residual_becomes_the_rounded_sum_and_its_norm_is_returned() -> None:
-    x, residual = normal(3, 63, dtype=torch.bfloat16), normal(3, 63, dtype=torch.bfloat16, seed=1)
+def test_the_residual_becomes_the_sum_and_its_norm_is_returned() -> None:
+    x, residual = normal(3, 63, dtype=torch.bfloat16), normal(3, 63, seed=1)
     weight = normal(63, dtype=torch.bfloat16, seed=2)
-    added = x + residual
+    added = residual + x.float()
 
     normed = rms_norm(x, weight, 1e-5, residual)
 
     assert torch.equal(residual, added)
-    assert torch.equal(normed, rms_norm(added, weight, 1e-5))
+    rounded = rms_norm(added, torch.ones(63), 1e-5).bfloat16()
+    assert torch.equal(normed, weight * rounded)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -66,7 +67,7 @@ def test_the_kernel_equals_its_reference(shape: tuple[int, ...], dtype: torch.dt
 def test_the_kernel_with_a_residual_equals_its_reference(
     shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
-    x, residual = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype, seed=1)
+    x, residual = normal(*shape, dtype=dtype), normal(*shape, seed=1)
     weight = normal(shape[-1], dtype=dtype, seed=2)
 
     assert_equals_reference(
@@ -131,6 +132,12 @@ def test_a_weight_of_another_dtype_is_refused() -> None:
         rms_norm(torch.zeros(2, 8, dtype=torch.bfloat16), torch.ones(8), 1e-6)
 
 
+def test_a_narrow_residual_is_refused() -> None:
+    x = torch.zeros(2, 8, dtype=torch.bfloat16)
+    with checked(), pytest.raises(ContractError, match="residual must be float32"):
+        rms_norm(x, x.new_ones(8), 1e-6, torch.zeros_like(x))
+
+
 def test_a_residual_that_is_the_input_is_refused() -> None:
     x = torch.zeros(2, 8)
     with checked(), pytest.raises(ContractError, match="residual must be apart from x"):
@@ -150,5 +157,5 @@ def test_every_launch_has_its_variant(size: int, dtype: torch.dtype) -> None:
     x, weight = torch.zeros(3, size, dtype=dtype), torch.zeros(size, dtype=dtype)
 
     assert_bundled(lambda: rms_norm(x, weight, 1e-5))
-    assert_bundled(lambda: rms_norm(x, weight, 1e-5, x.clone()))
+    assert_bundled(lambda: rms_norm(x, weight, 1e-5, x.float().clone()))
     assert_bundled(lambda: rms_norm(x[:, None].expand(3, 2, size), weight, 1e-5))

@@ -62,9 +62,10 @@ def language_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]
     weight, caches = normal(head_dim), [normal(2, 4, 3, head_dim) for _ in "kv"]
     cos, sin = normal(5, 1, head_dim), normal(5, 1, head_dim)
     slots = torch.tensor([7, 0, -1, 3, 2], device=device)
+    residual = normal(5, head_dim).float()
     return {
         "rms_norm": lambda: rms_norm(heads, weight, 1e-5),
-        "rms_norm, residual": lambda: rms_norm(heads[:, 0], weight, 1e-5, normal(5, head_dim)),
+        "rms_norm, residual": lambda: rms_norm(heads[:, 0], weight, 1e-5, residual),
         "rotary": lambda: rotary(heads, cos, sin),
         "kv_append": lambda: kv_append(heads, heads, *caches, slots),
         "rope_append": lambda: rope_append(query, heads, heads, cos, sin, *caches, slots),

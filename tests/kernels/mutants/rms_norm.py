@@ -34,7 +34,7 @@ OP = Op(
             normal(2, 63).bfloat16(),
             WEIGHT.bfloat16(),
             1e-5,
-            normal(2, 63, seed=2).bfloat16(),
+            normal(2, 63, seed=2),
         ),
         "far rows": lambda: (far_rows(3, 2**30, 8, torch.float16), torch.ones(8).half(), 1e-5),
     },
@@ -74,7 +74,10 @@ MUTANTS = {
             "x",
         ),
         Mutant(
-            "mean of the block", "keep_dims=True) / size", "keep_dims=True) / x.shape[1]", DIFFERS
+            "mean of the block",
+            "keep_dims=True) / size",
+            "keep_dims=True) / wide.shape[1]",
+            DIFFERS,
         ),
         Mutant("no epsilon", "tl.rsqrt(mean_square + eps)", "tl.rsqrt(mean_square)", DIFFERS),
         Mutant(
@@ -107,9 +110,15 @@ MUTANTS = {
             "between its rows",
         ),
         Mutant(
-            "sum not rounded",
+            "norm of the input alone",
             "normed(added, ",
-            "normed(x.to(tl.float32) + residual.to(tl.float32), ",
+            "normed(x.to(tl.float32), ",
+            DIFFERS,
+        ),
+        Mutant(
+            "sum rounded on its way",
+            "residual + x.to(tl.float32)",
+            "(residual + x.to(tl.float32)).to(x.dtype).to(tl.float32)",
             DIFFERS,
         ),
         Mutant(
