@@ -84,7 +84,9 @@ def test_fixed(num_rows: int, in_size: int, out_size: int, dtype: torch.dtype) -
     packed = weights_of(out_size, in_size, dtype)
     x = normal(num_rows, in_size + 24, dtype=dtype)[:, :in_size]
 
-    assert_close(linear(x, packed, deterministic=True), in_float32(x, packed))
+    # Sums of float32 in another order: their error grows as a random walk does.
+    roundings = 1 + int(in_size**0.5) if dtype == torch.float32 else 1
+    assert_close(linear(x, packed, deterministic=True), in_float32(x, packed), roundings)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
