@@ -45,6 +45,7 @@ class EngineSettings(Settings):
     kv_cache_gib: float | None = Field(default=None, gt=0)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     deterministic: bool = False
+    quantization: Literal["fp8"] | None = None
     enforce_eager: bool = False
     max_num_sequences: int | None = Field(default=None, ge=1)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
@@ -95,6 +96,14 @@ class EngineSettings(Settings):
     @property
     def cold_tier_bytes(self) -> int:
         return int((self.cold_tier_gib or 0) * (1 << 30))
+
+    @model_validator(mode="after")
+    def _quantised_products_depend_on_the_batch(self) -> Self:
+        if self.quantization is not None and self.deterministic:
+            raise ValueError(
+                f"quantization {self.quantization} is not deterministic; leave out either"
+            )
+        return self
 
     @model_validator(mode="after")
     def _cold_tier_holds_cached_blocks(self) -> Self:

@@ -44,6 +44,7 @@ def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
         num_threads=settings.num_threads,
         attention_backend=settings.attention_backend,
         deterministic=settings.deterministic,
+        quantization=settings.quantization,
         enforce_eager=settings.enforce_eager,
         cache=CacheConfig(
             kv_cache_bytes=settings.kv_cache_bytes,

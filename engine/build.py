@@ -27,6 +27,7 @@ from engine.execution.triton_attention import TritonAttention
 from engine.grammar import GrammarCompiler
 from engine.models.decoder import Decoder, build_decoder
 from engine.models.model_config import ModelConfig
+from engine.models.quantization import refuse_quantization
 from engine.models.shard import shard_of
 from engine.models.weights import (
     DecoderWeights,
@@ -117,6 +118,9 @@ def build_model_runner(
     model = ModelConfig.from_folder(config.model_path)
     local = shard_of(model, ranks).local
     dtype = resolve_dtype(config.dtype, model.dtype, config.device)
+    refuse_quantization(
+        config.quantization, dtype, config.device, deterministic=config.deterministic
+    )
     is_on_gpu = config.device.startswith("cuda")
     is_measured = config.cache.kv_cache_bytes is None
     if is_measured and not is_on_gpu:
@@ -154,8 +158,8 @@ def _weights(
             f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {config.load_format!r}"
         )
     if config.load_format == DUMMY:
-        return dummy_weights(model, dtype, config.device, ranks)
-    return load_weights(config.model_path, model, dtype, config.device, ranks)
+        return dummy_weights(model, dtype, config.device, ranks, config.quantization)
+    return load_weights(config.model_path, model, dtype, config.device, ranks, config.quantization)
 
 
 def _slots(
@@ -246,7 +250,7 @@ def cache_address(config: EngineConfig, model: ModelConfig, ranks: Ranks = SINGL
     dtype = resolve_dtype(config.dtype, model.dtype, config.device)
     parts = (
         DUMMY if config.load_format == DUMMY else weights_sha256(config.model_path),
-        str(dtype),
+        str(dtype) if config.quantization is None else f"{dtype} {config.quantization}",
         str(config.cache.block_size),
         str(CACHE_LAYOUT_VERSION),
         f"rank {ranks.rank} of {ranks.size}",

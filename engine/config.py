@@ -40,6 +40,8 @@ class EngineConfig:
 
     `deterministic`: on a GPU, a sequence's tokens do not depend, to the bit, on what runs beside it
     or on how its prompt was cut: by our own kernels alone, which costs speed.
+    `quantization` "fp8": the matrices of the layers in 8-bit floats, half the bytes, at some loss;
+    not with `deterministic`.
     `async_scheduling`: plan a step while the last one computes; None where that gains, on one GPU.
     `enforce_eager`: no CUDA graphs. `load_format` "dummy": small random weights, of which only
     config.json is read: to measure speed.
@@ -50,6 +52,7 @@ class EngineConfig:
     dtype: str = "auto"
     attention_backend: str = "auto"
     deterministic: bool = False
+    quantization: str | None = None
     load_format: str = "auto"
     async_scheduling: bool | None = None
     enforce_eager: bool = False

@@ -10,12 +10,15 @@ from typing import Protocol
 import torch
 
 from engine.models.model_config import ModelConfig
+from engine.models.quantization import Linear
 from engine.models.rope import Rope, build_rope
 from engine.models.shard import Span, shard_of
 from engine.models.weights import DecoderWeights, LayerWeights
 from engine.ranks.group import SINGLE_RANK, Ranks
-from kernels.linear.api import PackedLinear, linear, linear_silu_mul
+from kernels.fp8_linear.api import Fp8Linear, fp8_linear
+from kernels.linear.api import linear, linear_silu_mul
 from kernels.rms_norm.api import rms_norm
+from kernels.silu_mul.api import silu_mul
 
 
 class Attend(Protocol):
@@ -99,10 +102,15 @@ class Decoder:
         return query, key, value
 
     def _mlp(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
-        activated = linear_silu_mul(normed, layer.gate_up, deterministic=self.is_deterministic)
+        if isinstance(layer.gate_up, Fp8Linear):
+            activated = silu_mul(fp8_linear(normed, layer.gate_up))
+        else:
+            activated = linear_silu_mul(normed, layer.gate_up, deterministic=self.is_deterministic)
         return self._linear(activated, layer.down)
 
-    def _linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    def _linear(self, x: torch.Tensor, packed: Linear) -> torch.Tensor:
+        if isinstance(packed, Fp8Linear):
+            return fp8_linear(x, packed)
         return linear(x, packed, deterministic=self.is_deterministic)
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,13 +23,18 @@ from safetensors import SafetensorError, safe_open
 from engine.errors import CheckpointError, UnsupportedModel
 from engine.models.dummy_weights import DummyCheckpoint
 from engine.models.model_config import DTYPES, ModelConfig
+from engine.models.quantization import Linear, Pack, packer_of
 from engine.models.shard import Shard, Span, shard_of, whole
 from engine.ranks.group import SINGLE_RANK, Ranks
+from kernels.errors import ContractError
+from kernels.fp8_linear.api import Fp8Linear
 from kernels.linear.api import PackedLinear, pack_linear
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 PROGRESS_S = 1.0
+
+Packed = TypeVar("Packed")
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +45,13 @@ class LayerWeights:
     gates, then ups."""
 
     input_norm: torch.Tensor
-    qkv: PackedLinear
+    qkv: Linear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    output: PackedLinear
+    output: Linear
     post_attention_norm: torch.Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +71,13 @@ class DecoderWeights:
 
     @property
     def linears(self) -> list[PackedLinear]:
-        """All but `gate_ups`."""
+        """All that is not quantised, but for `gate_ups`."""
         layers = [each for layer in self.layers for each in (layer.qkv, layer.output, layer.down)]
-        return [*layers, self.lm_head]
+        return [*_unquantised(layers), self.lm_head]
 
     @property
     def gate_ups(self) -> list[PackedLinear]:
-        return [layer.gate_up for layer in self.layers]
+        return _unquantised(layer.gate_up for layer in self.layers)
 
     @property
     def num_bytes(self) -> int:
@@ -84,10 +90,17 @@ class DecoderWeights:
         return sum(tensor.numel() * tensor.itemsize for tensor in distinct.values())
 
 
-def _parts(weight: torch.Tensor | PackedLinear | None) -> list[torch.Tensor]:
+def _unquantised(linears: Iterable[Linear]) -> list[PackedLinear]:
+    return [each for each in linears if isinstance(each, PackedLinear)]
+
+
+def _parts(weight: torch.Tensor | Linear | None) -> list[torch.Tensor]:
+    parts = [weight]
     if isinstance(weight, PackedLinear):
-        return [weight.weight] if weight.bias is None else [weight.weight, weight.bias]
-    return [] if weight is None else [weight]
+        parts = [weight.weight, weight.bias]
+    elif isinstance(weight, Fp8Linear):
+        parts = [weight.weight, weight.scales, weight.bias]
+    return [each for each in parts if isinstance(each, torch.Tensor)]
 
 
 def resolve_dtype(requested: str, checkpoint_dtype: str, device: str) -> torch.dtype:
@@ -127,20 +140,27 @@ def load_weights(
     dtype: torch.dtype,
     device: str = "cpu",
     ranks: Ranks = SINGLE_RANK,
+    quantization: str | None = None,
 ) -> DecoderWeights:
-    """This rank's shard. Raises CheckpointError naming file and tensor, UnsupportedModel."""
+    """This rank's shard; a matrix that is quantised is so before the next one is read. Raises
+    CheckpointError naming file and tensor, UnsupportedModel."""
     shard = shard_of(config, ranks)
     with Checkpoint(find_weight_files(folder), dtype, device) as checkpoint:
-        weights = _read_weights(checkpoint, shard)
+        weights = _read_weights(checkpoint, shard, packer_of(quantization))
         checkpoint.refuse_unread()
     return weights
 
 
 def dummy_weights(
-    config: ModelConfig, dtype: torch.dtype, device: str = "cpu", ranks: Ranks = SINGLE_RANK
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    ranks: Ranks = SINGLE_RANK,
+    quantization: str | None = None,
 ) -> DecoderWeights:
     """As `load_weights`, of no checkpoint: random numbers."""
-    return _read_weights(DummyCheckpoint(dtype, device), shard_of(config, ranks))
+    source = DummyCheckpoint(dtype, device)
+    return _read_weights(source, shard_of(config, ranks), packer_of(quantization))
 
 
 class TensorSource(Protocol):
@@ -152,27 +172,27 @@ class TensorSource(Protocol):
     def ignore(self, name: str) -> None: ...
 
 
-def _read_weights(source: TensorSource, shard: Shard) -> DecoderWeights:
+def _read_weights(source: TensorSource, shard: Shard, pack: Pack) -> DecoderWeights:
     hidden = whole(shard.local.hidden_size)
     embedding = source.read("model.embed_tokens.weight", shard.vocabulary, hidden)
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_load_layers(source, shard)),
+        layers=tuple(_load_layers(source, shard, pack)),
         final_norm=source.read("model.norm.weight", hidden),
         lm_head=_load_lm_head(source, shard, embedding),
     )
 
 
-def _load_layers(source: TensorSource, shard: Shard) -> Iterator[LayerWeights]:
+def _load_layers(source: TensorSource, shard: Shard, pack: Pack) -> Iterator[LayerWeights]:
     num_layers, said_s = shard.local.num_layers, time.monotonic()
     for index in range(num_layers):
-        yield _load_layer(source, shard, index)
+        yield _load_layer(source, shard, index, pack)
         if time.monotonic() - said_s >= PROGRESS_S:
             said_s = time.monotonic()
             logger.info("weights: %d of %d layers", index + 1, num_layers)
 
 
-def _load_layer(checkpoint: TensorSource, shard: Shard, index: int) -> LayerWeights:
+def _load_layer(checkpoint: TensorSource, shard: Shard, index: int, pack: Pack) -> LayerWeights:
     prefix, config = f"model.layers.{index}", shard.local
     hidden = whole(config.hidden_size)
     qkv = [
@@ -186,25 +206,27 @@ def _load_layer(checkpoint: TensorSource, shard: Shard, index: int) -> LayerWeig
         path = f"{prefix}.self_attn.{name}.weight"
         return checkpoint.read(path, whole(config.head_dim)) if has_qk_norm else None
 
+    load = partial(_load_linear, checkpoint, pack)
     return LayerWeights(
         input_norm=checkpoint.read(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=_load_linear(checkpoint, qkv, hidden, has_bias=config.architecture.has_qkv_bias),
+        qkv=load(qkv, hidden, has_bias=config.architecture.has_qkv_bias),
         q_norm=read_qk_norm("q_norm"),
         k_norm=read_qk_norm("k_norm"),
-        output=_load_linear(checkpoint, [(f"{prefix}.self_attn.o_proj", hidden)], shard.query),
+        output=load([(f"{prefix}.self_attn.o_proj", hidden)], shard.query),
         post_attention_norm=checkpoint.read(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=_load_linear(checkpoint, gate_up, hidden),
-        down=_load_linear(checkpoint, [(f"{prefix}.mlp.down_proj", hidden)], shard.inner),
+        gate_up=load(gate_up, hidden),
+        down=load([(f"{prefix}.mlp.down_proj", hidden)], shard.inner),
     )
 
 
 def _load_linear(
     checkpoint: TensorSource,
+    pack: Callable[[torch.Tensor, torch.Tensor | None], Packed],
     parts: Sequence[tuple[str, Span]],
     columns: Span,
     *,
     has_bias: bool = False,
-) -> PackedLinear:
+) -> Packed:
     """Stacks the `parts` (name, rows) along their outputs."""
     out_size = sum(rows.size for _, rows in parts)
     weight = checkpoint.allocate((out_size, columns.size))
@@ -216,7 +238,13 @@ def _load_linear(
         if bias is not None:
             checkpoint.read_into(f"{name}.bias", bias[start:end], rows)
         start = end
-    return pack_linear(weight, bias)
+    try:
+        return pack(weight, bias)
+    except ContractError as exc:
+        names = ", ".join(f"{name}.weight" for name, _ in parts)
+        raise UnsupportedModel(
+            f"{names}: cannot be quantised ({exc}); leave quantization out"
+        ) from exc
 
 
 def _load_lm_head(checkpoint: TensorSource, shard: Shard, embedding: torch.Tensor) -> PackedLinear:
@@ -224,7 +252,7 @@ def _load_lm_head(checkpoint: TensorSource, shard: Shard, embedding: torch.Tenso
         checkpoint.ignore("lm_head.weight")  # some writers store the tied copy as well
         return pack_linear(embedding)
     hidden = whole(shard.local.hidden_size)
-    return _load_linear(checkpoint, [("lm_head", shard.vocabulary)], hidden)
+    return _load_linear(checkpoint, pack_linear, [("lm_head", shard.vocabulary)], hidden)
 
 
 class Checkpoint:

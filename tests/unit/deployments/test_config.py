@@ -31,6 +31,8 @@ def test_yaml_is_read(tmp_path: Path):
         ("http: {port: 99999}", "http.port"),
         ("engine: {kv_cache_gib: 0}", "engine.kv_cache_gib"),
         ("engine: {itl_budget_ms: -1}", "engine.itl_budget_ms"),
+        ("engine: {quantization: int3}", "engine.quantization"),
+        ("engine: {quantization: fp8, deterministic: true}", "fp8 is not deterministic"),
         ("engine: {cold_tier_gib: -1}", "engine.cold_tier_gib"),
         ("engine: {cold_tier_chunk_mib: 0}", "engine.cold_tier_chunk_mib"),
         ("engine: {cold_tier_gib: 0.01}", "less than two chunks of 4 MiB"),

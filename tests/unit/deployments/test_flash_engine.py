@@ -52,6 +52,11 @@ def test_a_step_has_a_time_budget_on_a_gpu_or_when_told(device, told, itl_budget
     assert engine_config("/nowhere", settings).scheduler.itl_budget_ms == itl_budget_ms
 
 
+def test_the_engine_is_told_how_its_weights_are_quantised():
+    assert engine_config("model", EngineSettings()).quantization is None
+    assert engine_config("model", EngineSettings(quantization="fp8")).quantization == "fp8"
+
+
 def test_the_engine_is_told_its_attention_backend():
     assert engine_config("model", EngineSettings()).attention_backend == "auto"
     told = EngineSettings(attention_backend="triton")
