@@ -131,6 +131,7 @@ class TritonAttention:
             self._scale,
             self._windows[layer],
             chunks.max_query_len,
+            deterministic=self._deterministic,
         )
 
 

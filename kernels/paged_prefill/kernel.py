@@ -4,6 +4,10 @@ ascending order: FlashAttention-2's online softmax.
 The heads of a group are packed: row r of a chunk is its token r // group, head r % group. What a
 row's result is made of depends on its position alone: tiles of keys begin at multiples of TOKENS,
 and a tile that a row does not see leaves the row's numbers as they are, to the bit.
+
+Where the rows are too few to fill the GPU, several programs share the tiles of keys of one tile of
+rows, and a kernel of its own merges what each of them made, by the logarithms, to base 2, of the
+sums of the exponentials. How many programs they are changes a row's bits.
 """
 
 import torch
@@ -11,7 +15,14 @@ import triton
 import triton.language as tl
 
 from kernels.kernel import kernel, variants
-from kernels.paged_prefill.reference import BLOCK_SIZE, CONTRACT, METAS
+from kernels.paged_prefill.reference import (
+    BLOCK_SIZE,
+    CONTRACT,
+    MERGE_CONTRACT,
+    MERGE_META,
+    METAS,
+    SPLIT_CONTRACT,
+)
 
 # The forms of the models that are served; another one is compiled when it is asked for.
 BUNDLED = variants(
@@ -52,8 +63,8 @@ def place(block, tile, TOKENS: tl.constexpr, PAGE: tl.constexpr = BLOCK_SIZE):
     return block * PAGE + tile * TOKENS % PAGE
 
 
-@kernel(contract=CONTRACT, variants=BUNDLED)
-def paged_prefill_kernel(
+@triton.jit
+def attend_rows(
     query_ptr,
     query_starts_ptr,
     key_cache_ptr,
@@ -61,6 +72,7 @@ def paged_prefill_kernel(
     block_tables_ptr,
     context_lens_ptr,
     out_ptr,
+    lse_ptr,
     query_token_stride,
     query_head_stride,
     size,
@@ -70,12 +82,19 @@ def paged_prefill_kernel(
     group,
     window,
     scale,
+    splits,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     TOKENS: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
-    kv_head = tl.program_id(0)
+    """With all the keys that the rows see; if SPLIT, with one of `splits` shares of them, and then
+    what a row's scores sum to is stored as well: minus infinity where it sees none of its share."""
+    kv_head, split = tl.program_id(0), 0
+    if SPLIT:
+        split = kv_head // kv_heads
+        kv_head = kv_head % kv_heads
     sequence = tl.program_id(2)
     start = tl.load(query_starts_ptr + sequence)
     query_len = tl.load(query_starts_ptr + sequence + 1) - start
@@ -106,6 +125,12 @@ def paged_prefill_kernel(
     begin, whole, end = 0, (first + 1) // TOKENS, last // TOKENS + 1
     if WINDOWED:
         begin = tl.maximum(first + 1 - window, 0) // TOKENS
+    if SPLIT:
+        share = tl.cdiv(end - begin, splits)
+        begin += split * share  # past the end, of more splits than tiles
+        end = tl.minimum(begin + share, end)
+        whole = tl.minimum(tl.maximum(whole, begin), end)
+    if WINDOWED:
         whole = begin
 
     token_stride = kv_heads * size
@@ -117,7 +142,7 @@ def paged_prefill_kernel(
     total = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], LOWEST, tl.float32)
     # Read a turn ahead: looked up on the way to the keys, it would halve the depth of the pipeline.
-    block = block_of(table, begin, blocks, TOKENS)
+    block = block_of(table, tl.minimum(begin, end - 1), blocks, TOKENS)
     for tile in range(begin, whole):
         offset = place(block, tile, TOKENS) * token_stride
         block = block_of(table, tl.minimum(tile + 1, end - 1), blocks, TOKENS)
@@ -141,7 +166,150 @@ def paged_prefill_kernel(
             query, keys, values, hidden, attended, total, peak, scale, HIDES=True
         )
 
-    attended = (attended / total[:, None]).to(out_ptr.dtype.element_ty)
-    stored = (token * kv_heads * group + head) * size
+    stored = (token * kv_heads * group + head) * splits + split
     is_row = first_row + tl.arange(0, ROWS) < num_rows
-    tl.store(out_ptr + stored[:, None] + columns, attended, mask=is_row[:, None] & is_column)
+    if SPLIT:
+        sees_none = total == 0
+        total = tl.where(sees_none, 1.0, total)
+        lse = tl.where(sees_none, float("-inf"), peak + tl.log2(total))
+        tl.store(lse_ptr + stored, lse, mask=is_row)
+    attended = (attended / total[:, None]).to(out_ptr.dtype.element_ty)
+    places = stored[:, None] * size + columns
+    tl.store(out_ptr + places, attended, mask=is_row[:, None] & is_column)
+
+
+@kernel(contract=CONTRACT, variants=BUNDLED)
+def paged_prefill_kernel(
+    query_ptr,
+    query_starts_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    block_tables_ptr,
+    context_lens_ptr,
+    out_ptr,
+    query_token_stride,
+    query_head_stride,
+    size,
+    blocks,
+    kv_heads,
+    max_blocks,
+    group,
+    window,
+    scale,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    attend_rows(
+        query_ptr,
+        query_starts_ptr,
+        key_cache_ptr,
+        value_cache_ptr,
+        block_tables_ptr,
+        context_lens_ptr,
+        out_ptr,
+        out_ptr,
+        query_token_stride,
+        query_head_stride,
+        size,
+        blocks,
+        kv_heads,
+        max_blocks,
+        group,
+        window,
+        scale,
+        1,
+        ROWS,
+        BLOCK,
+        TOKENS,
+        WINDOWED,
+        False,
+    )
+
+
+@kernel(contract=SPLIT_CONTRACT, variants=BUNDLED)
+def paged_prefill_split_kernel(
+    query_ptr,
+    query_starts_ptr,
+    key_cache_ptr,
+    value_cache_ptr,
+    block_tables_ptr,
+    context_lens_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    query_token_stride,
+    query_head_stride,
+    size,
+    blocks,
+    kv_heads,
+    max_blocks,
+    group,
+    window,
+    scale,
+    splits,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+):
+    attend_rows(
+        query_ptr,
+        query_starts_ptr,
+        key_cache_ptr,
+        value_cache_ptr,
+        block_tables_ptr,
+        context_lens_ptr,
+        partial_ptr,
+        partial_lse_ptr,
+        query_token_stride,
+        query_head_stride,
+        size,
+        blocks,
+        kv_heads,
+        max_blocks,
+        group,
+        window,
+        scale,
+        splits,
+        ROWS,
+        BLOCK,
+        TOKENS,
+        WINDOWED,
+        True,
+    )
+
+
+@kernel(
+    contract=MERGE_CONTRACT,
+    variants=variants({"out": (torch.bfloat16,)}, [MERGE_META], aligned=(True,)),
+)
+def paged_prefill_merge_kernel(
+    partial_ptr,
+    partial_lse_ptr,
+    out_ptr,
+    splits,
+    size,
+    COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = (columns < size)[None, :]
+    total = tl.zeros([1], tl.float32)
+    merged = tl.zeros([COLUMNS], tl.float32)
+    peak = tl.full([1], LOWEST, tl.float32)
+    for start in range(0, splits, SPLITS):
+        split = start + tl.arange(0, SPLITS)
+        place = row * splits + split
+        lse = tl.load(partial_lse_ptr + place, mask=split < splits, other=float("-inf"))
+        partials = partial_ptr + place[:, None] * size + columns[None, :]
+        partial = tl.load(partials, mask=(split < splits)[:, None] & is_column, other=0.0)
+        highest = tl.maximum(peak, tl.max(lse, axis=0, keep_dims=True))
+        weights = tl.exp2(lse - highest)
+        fading = tl.exp2(peak - highest)
+        total = total * fading + tl.sum(weights, axis=0, keep_dims=True)
+        merged = merged * fading + tl.sum(weights[:, None] * partial, axis=0)
+        peak = highest
+    merged = (merged / total).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row * size + columns, merged, mask=columns < size)

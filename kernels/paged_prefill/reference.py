@@ -3,29 +3,62 @@ the weights of the values to the dtype, for the tensor cores, before it divides 
 
 import torch
 
-from kernels.contract import FLOATS, Contract, Count, Output, Scalar, Size, Stride, Tensor
+from kernels.contract import (
+    FLOATS,
+    Argument,
+    Contract,
+    Count,
+    Output,
+    Scalar,
+    Size,
+    Stride,
+    Tensor,
+)
 
 BLOCK_SIZE = 64
 INT32_MAX = 2**31 - 1
 CACHE = f"blocks {BLOCK_SIZE} kv_heads size"
+INPUTS: dict[str, Argument] = {
+    "query": Tensor("tokens heads size", FLOATS, layout="rows", wide_index=True),
+    "query_starts": Tensor("bounds", torch.int32, align=4),
+    "key_cache": Tensor(CACHE, like="query", wide_index=True),
+    "value_cache": Tensor(CACHE, like="query", wide_index=True),
+    "block_tables": Tensor("sequences max_blocks", torch.int64, align=8),
+    "context_lens": Tensor("sequences", torch.int64, align=8),
+}
+SCALARS: dict[str, Argument] = {
+    "query_token_stride": Stride("query", 0),
+    "query_head_stride": Stride("query", 1),
+    "size": Size("size"),
+    "blocks": Count("blocks"),
+    "kv_heads": Count("kv_heads"),
+    "max_blocks": Count("max_blocks"),
+    "group": Scalar(int, low=1),
+    "window": Scalar(int, low=1, high=INT32_MAX),
+    "scale": Scalar(float, low=torch.finfo(torch.float32).tiny),
+}
+PARTIAL, PARTIAL_LSE = "tokens heads splits size", "tokens heads splits"
 CONTRACT = Contract(
     "paged_prefill",
-    query=Tensor("tokens heads size", FLOATS, layout="rows", wide_index=True),
-    query_starts=Tensor("bounds", torch.int32, align=4),
-    key_cache=Tensor(CACHE, like="query", wide_index=True),
-    value_cache=Tensor(CACHE, like="query", wide_index=True),
-    block_tables=Tensor("sequences max_blocks", torch.int64, align=8),
-    context_lens=Tensor("sequences", torch.int64, align=8),
+    **INPUTS,
     out=Output("tokens heads size", like="query", wide_index=True),
-    query_token_stride=Stride("query", 0),
-    query_head_stride=Stride("query", 1),
+    **SCALARS,
+)
+SPLIT_CONTRACT = Contract(
+    "paged_prefill_split",
+    **INPUTS,
+    partial=Output(PARTIAL, torch.float32, wide_index=True),
+    partial_lse=Output(PARTIAL_LSE, torch.float32, wide_index=True),
+    **SCALARS,
+    splits=Count("splits"),
+)
+MERGE_CONTRACT = Contract(
+    "paged_prefill_merge",
+    partial=Tensor(PARTIAL, torch.float32, wide_index=True),
+    partial_lse=Tensor(PARTIAL_LSE, torch.float32, wide_index=True),
+    out=Output("tokens heads size", FLOATS, wide_index=True),
+    splits=Count("splits"),
     size=Size("size"),
-    blocks=Count("blocks"),
-    kv_heads=Count("kv_heads"),
-    max_blocks=Count("max_blocks"),
-    group=Scalar(int, low=1),
-    window=Scalar(int, low=1, high=INT32_MAX),
-    scale=Scalar(float, low=torch.finfo(torch.float32).tiny),
 )
 # A program attends with ROWS rows, TOKENS keys at a time; a head lies within BLOCK. Rows and keys
 # do not depend on the launch, so that the bits of a row do not.
@@ -42,6 +75,8 @@ FLOAT32_METAS = tuple(
     {"ROWS": 32, "BLOCK": block, "TOKENS": 32, "num_warps": 4, "num_stages": 1}
     for block in (64, 128, 256)
 )
+# A program merges COLUMNS of one head of one token, SPLITS partial results at a time.
+MERGE_META = {"COLUMNS": 128, "SPLITS": 8, "num_warps": 1}
 
 
 def paged_prefill(

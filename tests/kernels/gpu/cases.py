@@ -98,9 +98,13 @@ def prefill_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]
     tables = torch.tensor([[2, 0, 3], [1, -7, 10**9]], device=device)
     lens = torch.tensor([150, 40], device=device)
     chunks = (query, starts, *caches, tables, lens, 0.1)
+    long = torch.tensor([2250, 40], device=device)
+    split = (query, starts, *caches, tables.repeat(1, 12), long, 0.1)
     return {
         "paged_prefill": lambda: paged_prefill(*chunks),
         "paged_prefill, windowed": lambda: paged_prefill(*chunks, 65, 70),
+        "paged_prefill, split": lambda: paged_prefill(*split),
+        "paged_prefill, split, windowed": lambda: paged_prefill(*split, 2200, 70),
     }
 
 

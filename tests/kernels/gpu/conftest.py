@@ -22,6 +22,8 @@ BUNDLED_IN_PART = {
     "paged_decode",
     "paged_decode_merge",
     "paged_prefill",
+    "paged_prefill_merge",
+    "paged_prefill_split",
 }
 
 

@@ -1,5 +1,7 @@
-"""Paged prefill on the GPU: right at hostile sizes, the same bits however a prompt is cut, and in a
-cache beyond 2^31 elements."""
+"""Paged prefill on the GPU: right at hostile sizes, whole and split, the same bits however a prompt
+is cut where that is asked, in a CUDA graph, and in a cache beyond 2^31 elements."""
+
+from functools import partial
 
 import pytest
 import torch
@@ -44,16 +46,50 @@ def test_heads(heads: tuple[int, int], head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 300])
+@pytest.mark.parametrize("splits", [2, 3, 5, 40])
+def test_splits_merge_to_the_same(
+    splits: int, window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernels.paged_prefill.api.fitting_splits", lambda *_: splits)
+    for head_dim in (63, 64, 128):
+        scale = head_dim**-0.5
+        query_lens, context_lens = [17, 0, 65, 1], [1000, 9, 65, 700]
+        arguments = chunks(query_lens, context_lens, (8, 2), head_dim, dtype, scale, window)
+        assert_equals(arguments, dtype)
+
+
+@pytest.mark.parametrize("query_len", [1, 16, 64, 100])
+def test_few_rows_of_a_long_context(query_len: int) -> None:
+    arguments = chunks([query_len], [20000], (8, 2), 128, torch.bfloat16, 128**-0.5)
+    assert_equals(arguments, torch.bfloat16)
+
+
+def test_a_captured_split_follows_the_lengths_of_its_replay() -> None:
+    arguments = on_gpu(chunks([64, 3], [5000, 4000], (8, 2), 128, torch.bfloat16, 0.1))
+    call, lens = partial(paged_prefill, *arguments), arguments[5]
+    call()  # loads the code
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attended = call()
+    for context_lens in ([5000, 4000], [64, 3], [3333, 700]):
+        lens.copy_(torch.tensor(context_lens))
+        graph.replay()
+        assert torch.equal(attended, call())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 500])
 def test_cuts_and_company_do_not_change_a_bit(window: int | None, dtype: torch.dtype) -> None:
-    *caches, tables, _ = paged([1500, 300], 2, 128, dtype=dtype)
+    *caches, tables, _ = paged([1500, 300], 2, 128, dtype=dtype, num_spare=200)
     query = normal(1500, 8, 128, dtype=dtype)
 
     def attend(query_lens: list[int], ends: list[int]) -> torch.Tensor:
         rows = [query[end - length : end] for length, end in zip(query_lens, ends, strict=True)]
         contexts = (*caches, tables[: len(ends)], torch.tensor(ends))
         arguments = (torch.cat(rows), starts_of(query_lens), *contexts)
-        return paged_prefill(*on_gpu(arguments), 0.1, window)
+        return paged_prefill(*on_gpu(arguments), 0.1, window, deterministic=True)
 
     whole = attend([1500], [1500])
     parts = [attend([n, 300], [end, 300])[:n] for n, end in ((61, 61), (939, 1000), (500, 1500))]

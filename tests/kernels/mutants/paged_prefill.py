@@ -101,7 +101,13 @@ MUTANTS = {
             "(key >= 0)[:, None]",
             DIFFERS,
         ),
-        Mutant("the sum does not fade", "total = total * fading +", "total = total +", DIFFERS),
+        Mutant(
+            "the sum does not fade",
+            "total = total * fading +",
+            "total = total +",
+            DIFFERS,
+            within="attend",
+        ),
         Mutant(
             "the values do not fade",
             "attended = attended * fading[:, None]",
@@ -160,6 +166,7 @@ MUTANTS = {
             "tl.store(query_ptr +",
             StoredInput,
             "store into query",
+            within="attend_rows",
         ),
         Mutant(
             "whole tiles only",
@@ -190,8 +197,8 @@ MUTANTS = {
         ),
         Mutant(
             "keys for values",
-            "key_cache, value_cache, block_tables, context_lens, out)",
-            "key_cache, key_cache, block_tables, context_lens, out)",
+            "inputs = (query, query_starts, key_cache, value_cache,",
+            "inputs = (query, query_starts, key_cache, key_cache,",
             DIFFERS,
             "",
             "api",
@@ -206,8 +213,8 @@ MUTANTS = {
         ),
         Mutant(
             "a table of 32 bits",
-            "value_cache, block_tables, context_lens, out)",
-            "value_cache, block_tables.int(), context_lens, out)",
+            "key_cache, value_cache, block_tables, context_lens)\n    sizes",
+            "key_cache, value_cache, block_tables.int(), context_lens)\n    sizes",
             ContractError,
             "block_tables must be int64, came int32",
             "api",

@@ -16,8 +16,9 @@ from engine.execution.backends import attention_backend
 from engine.execution.inputs import build_inputs
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.model_runner import ModelRunner
-from engine.execution.triton_attention import TritonAttention
+from engine.execution.triton_attention import PagedMetadata, PagedRows, TritonAttention
 from kernels.checked_interpreter import checked
+from tests.kernels.launches import launches_of
 from tests.unit.engine.hand_batch import book, new_sequence, plan
 from tests.unit.engine.tiny_checkpoint import save_tiny
 
@@ -134,6 +135,23 @@ def test_each_layer_has_its_own_window() -> None:
 
     for one, other in zip(attended(TritonAttention), attended(ReferenceAttention), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_long_context_is_split_unless_bits_must_not_change(deterministic: bool) -> None:
+    kv = KVTensors(*[(torch.zeros(1, 64, 1, 16),) for _ in "kv"])
+    attention = TritonAttention(kv, [None], 1.0, deterministic=deterministic)
+    tables, lens = torch.zeros(1, 64, dtype=torch.int64), torch.tensor([64 * 64])
+    starts = torch.tensor([0, 2], dtype=torch.int32)
+    chunks = PagedRows(slice(0, 2), tables, lens, starts, max_query_len=2)
+    metadata = PagedMetadata(torch.tensor([62, 63]), None, chunks)
+    heads = torch.zeros(2, 1, 16)
+
+    launches = launches_of(lambda: attention.attend(0, *[heads] * 5, metadata))
+
+    names = [launcher.contract.kernel for launcher, _ in launches]
+    split = ["paged_prefill_split", "paged_prefill_merge"]
+    assert names == ["rope_append", *(["paged_prefill"] if deterministic else split)]
 
 
 def test_blocks_that_the_kernels_cannot_read_are_refused(folders: dict[str, Path]) -> None:
