@@ -1,19 +1,34 @@
-"""Prefill attention of one fresh prompt at the size of an 8B Llama: bound by the tensor cores."""
+"""Prefill attention at the size of an 8B Llama, of a fresh prompt and of chunks late in a long one:
+bound by the tensor cores."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 
-from benchmarks.kernels.attention import BLOCK_SIZE, DTYPE, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS
+from benchmarks.kernels.attention import (
+    BLOCK_SIZE,
+    DTYPE,
+    HEAD_DIM,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    TOKEN_BYTES,
+)
 from benchmarks.kernels.case import Arguments, Case
 from benchmarks.kernels.flash_attention import flash_attn_varlen_func
 from benchmarks.kernels.tune import Knob, grid
 from kernels.paged_prefill import reference
 from kernels.paged_prefill.api import paged_prefill
 
-NUM_TOKENS = 8192
+# Tokens of the chunk, and of the context that it ends.
+SHAPES = {
+    "attn_prefill_8k": (8192, 8192),
+    "attn_prefill_64_at_128k": (64, 131072),
+    "attn_prefill_512_at_128k": (512, 131072),
+}
 PREFILL_KNOBS = {
     "attn_prefill_8k": Knob(
         "kernels.paged_prefill.reference",
@@ -24,30 +39,32 @@ PREFILL_KNOBS = {
 
 
 def prefill_cases() -> Iterator[Case]:
-    yield Case(
-        "attn_prefill_8k",
-        f"{NUM_TOKENS} tokens, causal, {NUM_HEADS} heads of {NUM_KV_HEADS} x {HEAD_DIM}, "
-        f"blocks of {BLOCK_SIZE}, bfloat16",
-        paged_prefill,
-        _gathered,
-        _prompt,
-        num_bytes=NUM_TOKENS * 2 * (NUM_HEADS + NUM_KV_HEADS) * HEAD_DIM * DTYPE.itemsize,
-        rtol=2 * torch.finfo(DTYPE).eps,
-        atol=torch.finfo(DTYPE).eps,
-        is_large=False,
-        reference=reference.paged_prefill,
-        peers={"torch.sdpa, contiguous": _contiguous, "vllm": _flash_attention_3},
-    )
+    for name, (num_tokens, context_len) in SHAPES.items():
+        yield Case(
+            name,
+            f"{num_tokens} tokens, the last of {context_len}, causal, {NUM_HEADS} heads of "
+            f"{NUM_KV_HEADS} x {HEAD_DIM}, blocks of {BLOCK_SIZE}, bfloat16",
+            paged_prefill,
+            _gathered,
+            partial(_chunk, num_tokens, context_len),
+            num_bytes=context_len * TOKEN_BYTES
+            + 2 * num_tokens * NUM_HEADS * HEAD_DIM * DTYPE.itemsize,
+            rtol=2 * torch.finfo(DTYPE).eps,
+            atol=torch.finfo(DTYPE).eps,
+            is_large=False,
+            reference=reference.paged_prefill,
+            peers={"torch.sdpa, contiguous": _contiguous, "vllm": _flash_attention_3},
+        )
 
 
-def _prompt() -> Arguments:
-    num_blocks = NUM_TOKENS // BLOCK_SIZE
+def _chunk(num_tokens: int, context_len: int) -> Arguments:
+    num_blocks = context_len // BLOCK_SIZE
     shape = (num_blocks, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     caches = [torch.randn(shape, device="cuda", dtype=DTYPE) for _ in "kv"]
-    starts = torch.tensor([0, NUM_TOKENS], dtype=torch.int32, device="cuda")
+    starts = torch.tensor([0, num_tokens], dtype=torch.int32, device="cuda")
     table = torch.randperm(num_blocks, device="cuda")[None]
-    lengths = torch.tensor([NUM_TOKENS], device="cuda")
-    query = torch.randn(NUM_TOKENS, NUM_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
+    lengths = torch.tensor([context_len], device="cuda")
+    query = torch.randn(num_tokens, NUM_HEADS, HEAD_DIM, device="cuda", dtype=DTYPE)
     return query, starts, *caches, table, lengths, HEAD_DIM**-0.5
 
 
@@ -80,7 +97,13 @@ def _attended(
     heads = (
         each[None].transpose(1, 2) for each in (query, keys.flatten(0, 1), values.flatten(0, 1))
     )
-    attended = F.scaled_dot_product_attention(*heads, is_causal=True, scale=scale, enable_gqa=True)
+    num_tokens, context_len = len(query), keys.shape[0] * BLOCK_SIZE
+    is_whole = num_tokens == context_len
+    # torch.compile does not take this mask, so that its row of a chunk stays empty.
+    mask = None if is_whole else causal_lower_right(num_tokens, context_len)
+    attended = F.scaled_dot_product_attention(
+        *heads, mask, is_causal=is_whole, scale=scale, enable_gqa=True
+    )
     return attended[0].transpose(0, 1)
 
 
