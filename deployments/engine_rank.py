@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from dataclasses import dataclass
@@ -78,6 +79,9 @@ class EngineRank:
     def load(self, rendezvous: Rendezvous | None) -> RankLoad:
         """Answers once the weights are loaded, on every rank. Raises EngineError."""
         runner = self._lead_alone() if rendezvous is None else self._join(rendezvous)
+        # What is there now stays: the collector need not walk through it while steps run.
+        gc.collect()
+        gc.freeze()
         return RankLoad(os.getpid(), runner.weight_bytes, runner.kv_bytes)
 
     def run(self) -> NoReturn:
