@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import pytest
 
 from benchmarks.kernels.attention import ATTENTION_KNOBS, attention_cases
-from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
 from benchmarks.kernels.fp8 import fp8_cases
+from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
 from benchmarks.kernels.language import language_cases
 from benchmarks.kernels.linear import linear_cases
 from benchmarks.kernels.measure import COMPILED, rows_of
