@@ -12,9 +12,9 @@ class CacheConfig:
     GPU: all that is left within `gpu_memory_utilization` of its memory after the largest step."""
 
     kv_cache_bytes: int | None = 1 << 30
-    gpu_memory_utilization: float = 0.9
     block_size: int = BLOCK_SIZE
     enable_prefix_cache: bool = True
+    gpu_memory_utilization: float = 0.9
 
 
 @dataclass(frozen=True, slots=True)
