@@ -111,7 +111,8 @@ def run_side_by_side(
         print(f"[{time.monotonic() - started_s:5.1f} s] {message}", file=sys.stderr, flush=True)
 
     run = SideBySide(arguments, progress)
-    command = f"python -m {module} {' '.join(sys.argv[1:])}"
+    # Files by their names: where they lay on that host says nothing to a reader.
+    command = " ".join(("python -m", module, *[Path(each).name for each in sys.argv[1:]]))
     run.processes.stop_on_signals()
     try:
         require_idle_gpu()
