@@ -155,7 +155,5 @@ def _nucleus_floor(row: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def _sort(row: torch.Tensor) -> torch.Tensor:
-    """Ascending. NumPy's AVX-512 sort takes 0.09 ms for 49,152 values, torch's on a CPU 3 ms."""
-    if row.device.type == "cpu":
-        return torch.from_numpy(np.sort(row.numpy()))
-    return row.sort().values
+    """Ascending. NumPy's AVX-512 sort takes 0.09 ms for 49,152 values, torch's 3 ms."""
+    return torch.from_numpy(np.sort(row.numpy()))
