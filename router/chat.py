@@ -21,7 +21,7 @@ class ChatRequest:
 
     Ranges of the sampling fields are those of the dialect and have been checked.
     `messages` hold the texts only: whatever else was sent is named in `features`, and a model that
-    lacks the capability must not answer.
+    lacks the capability must not answer. `ignore_eos`: the model's end token ends nothing.
     """
 
     model: str
@@ -37,6 +37,7 @@ class ChatRequest:
     logit_bias: tuple[tuple[int, float], ...] = ()
     num_logprobs: int | None = None
     grammar: Grammar | None = None
+    ignore_eos: bool = False
     seed: int | None = None
     stop_strings: tuple[str, ...] = ()
     num_completions: int = 1

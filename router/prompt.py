@@ -91,7 +91,7 @@ def _sampling(
         presence_penalty=chat.presence_penalty,
         frequency_penalty=chat.frequency_penalty,
         seed=seed,
-        stop_token_ids=model.eos_token_ids,
+        stop_token_ids=() if chat.ignore_eos else model.eos_token_ids,
         logit_bias=chat.logit_bias,
         num_logprobs=chat.num_logprobs,
         grammar=chat.grammar,

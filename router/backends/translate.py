@@ -26,13 +26,14 @@ ANTHROPIC_VERSION = "2023-06-01"
 _NEUTRAL = ChatRequest(model="", messages=(), max_tokens=None)
 _CLAUDE_LACKS = (
     "frequency_penalty",
+    "ignore_eos",
     "logit_bias",
     "min_p",
     "num_logprobs",
     "presence_penalty",
     "repetition_penalty",
 )
-_OPENAI_LACKS = ("min_p", "repetition_penalty", "top_k")
+_OPENAI_LACKS = ("ignore_eos", "min_p", "repetition_penalty", "top_k")
 _REQUEST_NAMES = {"num_logprobs": "logprobs", "num_completions": "n"}
 
 

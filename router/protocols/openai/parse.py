@@ -52,6 +52,7 @@ def parse_chat(body: bytes) -> ChatRequest:
         logit_bias=_logit_bias(fields),
         num_logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         grammar=_grammar(fields),
+        ignore_eos=bool(fields.ignore_eos),
         seed=fields.seed,
         stop_strings=_stops(fields),
         num_completions=fields.n or 1,
@@ -109,6 +110,8 @@ def _logit_bias(fields: ChatBody) -> tuple[tuple[int, float], ...]:
 def _grammar(fields: ChatBody) -> Grammar | None:
     response_format, structured = fields.response_format, fields.structured_outputs
     has_format = response_format is not None and response_format.type != "text"
+    if fields.ignore_eos and (has_format or structured is not None):
+        raise _invalid("ignore_eos", "a structured output ends with the end token; drop either")
     if structured is not None:
         if has_format:
             raise _invalid("structured_outputs", "got response_format too; send one of them")

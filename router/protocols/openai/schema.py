@@ -1,8 +1,8 @@
 """The body of POST /v1/chat/completions.
 
-Every field of the public API is known by name, and four extras of other open servers (`top_k`,
-`min_p`, `repetition_penalty`, `structured_outputs`). Of what only some backends understand, no more
-is checked than what the router itself reads.
+Every field of the public API is known by name, and five extras of other open servers (`top_k`,
+`min_p`, `repetition_penalty`, `structured_outputs`, `ignore_eos`). Of what only some backends
+understand, no more is checked than what the router itself reads.
 """
 
 from typing import Annotated, Any, Literal
@@ -110,6 +110,7 @@ class ChatBody(Fields):
     model: Annotated[str, Field(min_length=1)]
     messages: Annotated[list[Message], Field(min_length=1), FailFast()]
     frequency_penalty: Penalty | None = None
+    ignore_eos: bool | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_LOGIT_BIASES)] | None = None
     logprobs: bool | None = None
     max_completion_tokens: TokenLimit | None = None

@@ -140,6 +140,13 @@ def test_sampling_reaches_the_backend(claude, backend):
     assert backend.requests[0].cache_salt == "red"
 
 
+def test_the_end_token_ends_nothing_where_it_is_ignored(gpt, backend):
+    gpt.chat.completions.create(
+        model=MODEL, messages=QUESTION, max_tokens=5, extra_body={"ignore_eos": True}
+    )
+    assert backend.requests[0].sampling.stop_token_ids == ()
+
+
 def test_openai_whole_with_logprobs(gpt, backend):
     completion = gpt.chat.completions.create(
         model=ALIAS, messages=QUESTION, logprobs=True, top_logprobs=2, seed=5

@@ -62,6 +62,7 @@ def test_defaults_are_left_out():
         ("anthropic", {"presence_penalty": 0.1}, "presence_penalty"),
         ("anthropic", {"repetition_penalty": 1.1}, "repetition_penalty"),
         ("anthropic", {"min_p": 0.1}, "min_p"),
+        ("anthropic", {"ignore_eos": True}, "ignore_eos"),
         ("anthropic", {"logit_bias": ((1, 2.0),)}, "logit_bias"),
         ("anthropic", {"num_logprobs": 0}, "logprobs"),
         ("anthropic", {"num_completions": 2}, "n"),
