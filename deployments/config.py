@@ -33,10 +33,12 @@ class EngineSettings(Settings):
     `max_num_sequences` null: 256 on a GPU, else 32; `max_num_batched_tokens`: 8192, else 256.
     `gpus_per_rank` null: 1 on a GPU, else 0. `step_timeout_s`: work in flight and no finished step
     for so long ends the ranks, which are then started again; null: 10 on a GPU, else 60.
+    `load_format` dummy: random weights, to measure speed: the model folder needs none.
     `itl_budget_ms`: what a step with decodes may take; null: 50 on a GPU, else none; 0: none."""
 
     device: str = "cpu"
     dtype: str = "auto"
+    load_format: Literal["auto", "dummy"] = "auto"
     attention_backend: Literal["auto", "triton", "vllm_flash_attn", "torch"] = "auto"
     num_replicas: int = Field(default=1, ge=1, le=64)
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
@@ -58,6 +60,10 @@ class EngineSettings(Settings):
     step_timeout_s: float | None = Field(default=None, gt=0)
     lease_s: float = Field(default=10.0, gt=0)
     retention_s: float = Field(default=60.0, gt=0)
+
+    @property
+    def has_weights(self) -> bool:
+        return self.load_format != "dummy"
 
     @property
     def is_on_gpu(self) -> bool:

@@ -40,6 +40,7 @@ def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
         model_path=Path(model_path),
         device=settings.device,
         dtype=settings.dtype,
+        load_format=settings.load_format,
         max_model_len=settings.max_model_len,
         num_threads=settings.num_threads,
         attention_backend=settings.attention_backend,

@@ -1,5 +1,5 @@
 """A Hugging Face folder becomes a model folder: every weight is checked where it lies and linked,
-not copied; the tokenizer and configs are small and copied."""
+not copied; the tokenizer and configs are small and copied. Without weights, these alone."""
 
 import json
 from collections.abc import Callable
@@ -16,16 +16,19 @@ from deployments.tokenizer_files import save_tokenizer
 INDEX = "model.safetensors.index.json"
 
 
-def convert_hugging_face(source: Path, folder: Path, progress: Callable[[str], None]) -> None:
+def convert_hugging_face(
+    source: Path, folder: Path, with_weights: bool, progress: Callable[[str], None]
+) -> None:
     """Check the checkpoint and build the model folder. Raises ModelFilesError."""
     config = _load(source, "AutoConfig")
-    dtypes = _check_weights(source, expected_shapes(config), progress)
-    config.dtype = _common_dtype(source, dtypes)
+    if with_weights:
+        dtypes = _check_weights(source, expected_shapes(config), progress)
+        config.dtype = _common_dtype(source, dtypes)
+        for file in weight_files(source):
+            (folder / file.name).symlink_to(file)
     config.save_pretrained(folder)
     save_tokenizer(_load(source, "AutoTokenizer"), folder)
-    for file in weight_files(source):
-        (folder / file.name).symlink_to(file)
-    for name in ("generation_config.json", INDEX):
+    for name in ("generation_config.json", INDEX) if with_weights else ("generation_config.json",):
         if (source / name).is_file():
             (folder / name).write_bytes((source / name).read_bytes())
 

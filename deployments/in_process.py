@@ -35,7 +35,7 @@ def serve_model(model_path: Path) -> Iterator[ServedModel]:
     """The model of a GGUF file or a Hugging Face folder, on a free port of this machine, behind a
     key of its own. Raises DeploymentError, EngineError."""
     config = AppConfig(model=str(model_path))
-    files = prepare_model(config.model)
+    files = prepare_model(config.model, with_weights=config.engine.has_weights)
     engine = build_engine(
         engine_config(str(files.path), config.engine), grammars=ModelGrammars.of_model(files.path)
     )

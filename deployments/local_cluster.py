@@ -40,7 +40,7 @@ def local_app(
     `num_gpus` None lets Ray count them. Raises DeploymentError, ClusterError."""
     require_free_port(config.http.host, config.http.port)
     progress(f"model: {config.model}")
-    model = prepare_model(config.model, progress=progress)
+    model = prepare_model(config.model, with_weights=config.engine.has_weights, progress=progress)
     progress("starting Ray")
     options = RayOptions(
         num_cpus or _num_cpus(config),

@@ -67,20 +67,22 @@ def default_state_dir() -> Path:
 def prepare_model(
     source: str,
     *,
+    with_weights: bool = True,
     cache_dir: Path | None = None,
     progress: Progress = lambda _message: None,
 ) -> ModelFiles:
-    """The model folder for `source`: the built-in model's name, a `.gguf` file or a folder.
+    """The model folder for `source`: the built-in model's name, a `.gguf` file or a folder, which
+    `with_weights` False need not have any.
 
     Converts once, under a lock; later calls find the cached folder. Raises ModelFilesError.
     """
     path = locate_source(source)
-    target = _target(path, cache_dir or default_cache_dir())
+    target = _target(path, cache_dir or default_cache_dir(), with_weights)
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
         if not (target / MANIFEST).is_file():
             progress(f"converting {path} (once; the result stays in {target.parent})")
-            _convert(path, target, progress)
+            _convert(path, target, with_weights, progress)
     return open_model(target)
 
 
@@ -146,8 +148,9 @@ def _built_in_gguf() -> Path:
     return found[0]
 
 
-def _target(path: Path, cache_dir: Path) -> Path:
-    return cache_dir.absolute() / "models" / f"{model_name(path)}-{fingerprint(path)}"
+def _target(path: Path, cache_dir: Path, with_weights: bool = True) -> Path:
+    name = f"{model_name(path)}-{fingerprint(path)}{'' if with_weights else '-bare'}"
+    return cache_dir.absolute() / "models" / name
 
 
 def model_name(path: Path) -> str:
@@ -186,7 +189,7 @@ def weights_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _convert(source: Path, target: Path, progress: Progress) -> None:
+def _convert(source: Path, target: Path, with_weights: bool, progress: Progress) -> None:
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         if source.is_file():
@@ -196,7 +199,7 @@ def _convert(source: Path, target: Path, progress: Progress) -> None:
         else:
             from deployments.hugging_face_source import convert_hugging_face
 
-            convert_hugging_face(source, scratch, progress)
+            convert_hugging_face(source, scratch, with_weights, progress)
         progress("hashing the weights")
         manifest = _describe(source, scratch)
         (scratch / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n")

@@ -23,4 +23,5 @@ def app(config: AppConfig) -> serve.Application:
         raise ConfigError(
             f"no API key: name a key file in ${KEYS_FILE}, or set key_hashes or teams"
         )
-    return build_app(config, prepare_model(config.model))
+    model = prepare_model(config.model, with_weights=config.engine.has_weights)
+    return build_app(config, model)

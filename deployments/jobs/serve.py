@@ -33,7 +33,7 @@ def run(config: AppConfig) -> None:
     """Raises DeploymentError and ClusterError; the app is up and ready on return."""
     config = with_some_key(config)
     say(f"model: {config.model}")
-    model = prepare_model(config.model, progress=say)
+    model = prepare_model(config.model, with_weights=config.engine.has_weights, progress=say)
     connect()
     _check_http(config.http)
     say("starting the engine and the router")

@@ -57,6 +57,11 @@ def test_the_engine_is_told_how_its_weights_are_quantised():
     assert engine_config("model", EngineSettings(quantization="fp8")).quantization == "fp8"
 
 
+def test_the_engine_is_told_to_make_its_weights_up():
+    assert engine_config("/m", EngineSettings(load_format="dummy")).load_format == "dummy"
+    assert engine_config("/m", EngineSettings()).load_format == "auto"
+
+
 def test_the_engine_is_told_its_attention_backend():
     assert engine_config("model", EngineSettings()).attention_backend == "auto"
     told = EngineSettings(attention_backend="triton")

@@ -196,3 +196,16 @@ def test_gguf_conversion_equals_transformers_own(smollm2_path: Path):
     theirs.pop("lm_head.weight", None)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_folder_without_weights_is_a_model_for_dummies_alone(checkpoint: Path, tmp_path: Path):
+    whole = prepare_model(str(checkpoint), cache_dir=tmp_path / "cache")
+    bare = prepare_model(str(checkpoint), with_weights=False, cache_dir=tmp_path / "cache")
+    assert bare.path != whole.path
+    (checkpoint / "model.safetensors").unlink()
+    bare = prepare_model(str(checkpoint), with_weights=False, cache_dir=tmp_path / "cache")
+    assert not list(bare.path.glob("*.safetensors"))
+    assert bare.manifest.dtype == "bfloat16"
+    assert bare.manifest.special_tokens == whole.manifest.special_tokens
+    with pytest.raises(ModelFilesError, match=r"no \.safetensors file"):
+        prepare_model(str(checkpoint), cache_dir=tmp_path / "cache")
