@@ -78,7 +78,7 @@ class Decoder:
         """Rows of what `forward` gives -> float32 [num_rows, vocab_size] on rank 0, on the others
         the columns of their own part of the vocabulary."""
         columns = self.ranks.gather_columns(self._linear(normed, self.weights.lm_head))
-        return columns[:, : self.config.vocab_size].float()
+        return columns[:, : self.config.vocab_size].contiguous()
 
     def _embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         if self.vocabulary.is_whole:

@@ -248,11 +248,13 @@ def _load_linear(
 
 
 def _load_lm_head(checkpoint: TensorSource, shard: Shard, embedding: torch.Tensor) -> PackedLinear:
+    """Its products are float32: logits rounded to a narrow dtype would tie."""
+    pack = partial(pack_linear, out_dtype=torch.float32)
     if shard.local.tie_embeddings:
         checkpoint.ignore("lm_head.weight")  # some writers store the tied copy as well
-        return pack_linear(embedding)
+        return pack(embedding)
     hidden = whole(shard.local.hidden_size)
-    return _load_linear(checkpoint, pack_linear, [("lm_head", shard.vocabulary)], hidden)
+    return _load_linear(checkpoint, pack, [("lm_head", shard.vocabulary)], hidden)
 
 
 class Checkpoint:

@@ -76,6 +76,7 @@ class PackedLinear:
     3.6 against 8.7 ms at 256).
 
     added: the bias, or zeros, for kernels that always add one. plan: what `choose_linears` found.
+    out_dtype: of the products, where it is not that of their input: float32.
     """
 
     weight: torch.Tensor
@@ -83,20 +84,27 @@ class PackedLinear:
     is_packed: bool
     added: torch.Tensor
     plan: LinearPlan = LinearPlan()
+    out_dtype: torch.dtype | None = None
 
 
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
-    """`weight` is read, not kept, where packing copies it."""
+def pack_linear(
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> PackedLinear:
+    """`weight` is read, not kept, where packing copies it. out_dtype: float32, or that of what is
+    multiplied (None)."""
     added = weight.new_zeros(len(weight)) if bias is None else bias
     is_float32_on_a_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
     if is_float32_on_a_cpu and not runs_kernels(weight) and _has_onednn():
         tiled = torch.ops.mkldnn._reorder_linear_weight(weight)
-        return PackedLinear(tiled, bias, is_packed=True, added=added)
-    return PackedLinear(weight, bias, is_packed=False, added=added)
+        return PackedLinear(tiled, bias, is_packed=True, added=added, out_dtype=out_dtype)
+    return PackedLinear(weight, bias, is_packed=False, added=added, out_dtype=out_dtype)
 
 
 def linear(x: torch.Tensor, packed: PackedLinear, *, deterministic: bool = False) -> torch.Tensor:
-    """x [num_tokens, in_size] -> [num_tokens, out_size].
+    """x [num_tokens, in_size] -> [num_tokens, out_size], of the weight's `out_dtype`.
 
     deterministic: on a GPU bitwise batch invariant: a row's result does not depend on the other
     rows, nor on how many there are. Raises ContractError.
@@ -113,7 +121,7 @@ def linear(x: torch.Tensor, packed: PackedLinear, *, deterministic: bool = False
         form = packed.plan.linears.get(rounded_up(len(x)))
         if form is not None:
             return multiply(form, x, packed)
-    return reference.linear(x, packed.weight, packed.bias)
+    return reference.linear(x, packed.weight, packed.bias, packed.out_dtype)
 
 
 def linear_silu_mul(
@@ -143,7 +151,7 @@ def multiply(form: Form, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
     (num_rows, in_size), meta = x.shape, form.meta
     assert num_rows <= form.max_rows, (x.shape, form)
     out_size = len(packed.weight) // form.weights_per_output
-    out = x.new_empty(num_rows, out_size)
+    out = x.new_empty(num_rows, out_size, dtype=packed.out_dtype)
     tensors, programs = (x, packed.weight, packed.added, out), cdiv(out_size, meta["OUTPUTS"])
     if "ROWS" not in meta:
         form.launch((programs,), *tensors, out_size, in_size, **meta)

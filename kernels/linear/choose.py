@@ -83,7 +83,8 @@ def _by_shape(linears: Iterable[PackedLinear], multiple: int) -> Iterable[list[P
         weight = each.weight
         is_aligned = weight.shape[0] % multiple == weight.shape[1] % 16 == 0
         if not each.is_packed and weight.dtype in reference.NARROW and is_aligned:
-            found.setdefault((weight.shape, weight.dtype, weight.device), []).append(each)
+            alike = (weight.shape, weight.dtype, weight.device, each.out_dtype)
+            found.setdefault(alike, []).append(each)
     return found.values()
 
 

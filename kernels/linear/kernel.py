@@ -30,6 +30,12 @@ def forms(metas):
     return variants({"x": (torch.bfloat16,)}, metas, aligned=(True,))
 
 
+def linear_forms(metas):
+    """Of layers, and of an output matrix, whose products stay float32."""
+    dtypes = {"x": (torch.bfloat16,), "out": (torch.bfloat16, torch.float32)}
+    return variants(dtypes, metas, aligned=(True,))
+
+
 @triton.jit
 def load_tile(pointers, is_output, column, end):
     """Of weights, [OUTPUTS, TILE]."""
@@ -58,7 +64,7 @@ def activated(gate, up, dtype: tl.constexpr):
     return (rounded.to(tl.float32) * up.to(dtype).to(tl.float32)).to(dtype)
 
 
-@kernel(contract=ONE_ROW_CONTRACT, variants=forms(ONE_ROW_METAS))
+@kernel(contract=ONE_ROW_CONTRACT, variants=linear_forms(ONE_ROW_METAS))
 def linear_one_row_kernel(
     x_ptr,
     weight_ptr,
@@ -115,7 +121,7 @@ def linear_silu_mul_one_row_kernel(
     tl.store(out_ptr + output[:, None], out, mask=is_output[:, None])
 
 
-@kernel(contract=FEW_ROWS_CONTRACT, variants=forms(FEW_ROWS_METAS))
+@kernel(contract=FEW_ROWS_CONTRACT, variants=linear_forms(FEW_ROWS_METAS))
 def linear_few_rows_kernel(
     x_ptr,
     weight_ptr,
@@ -186,7 +192,7 @@ def linear_silu_mul_few_rows_kernel(
     tl.store(stored, out, mask=is_output[:, None] & is_row[None, :])
 
 
-@kernel(contract=TILED_CONTRACT, variants=forms([*TILED_METAS, FIXED_META]))
+@kernel(contract=TILED_CONTRACT, variants=linear_forms([*TILED_METAS, FIXED_META]))
 def linear_tiled_kernel(
     x_ptr,
     weight_ptr,

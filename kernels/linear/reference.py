@@ -1,4 +1,5 @@
-"""The specification: products and sums in float32, the bias too, the result rounded once."""
+"""The specification: products and sums in float32, the bias too, the result rounded once, or not at
+all where it is float32; but on a CPU products of a narrow dtype are always rounded to it."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ ONE_ROW_CONTRACT = Contract(
     x=ONE_X,
     weight=WEIGHT,
     bias=Tensor("out_size", like="x"),
-    out=Output("1 out_size", like="x"),
+    out=Output("1 out_size", FLOATS),
     out_size=Size("out_size"),
     in_size=Size("in_size"),
 )
@@ -33,7 +34,7 @@ FEW_ROWS_CONTRACT = Contract(
     x=X,
     weight=WEIGHT,
     bias=Tensor("out_size", like="x"),
-    out=Output("rows out_size", like="x", wide_index=True),
+    out=Output("rows out_size", FLOATS, wide_index=True),
     x_stride=Stride("x", 0),
     rows=Count("rows"),
     out_size=Size("out_size"),
@@ -55,7 +56,7 @@ TILED_CONTRACT = Contract(
     x=Tensor("rows in_size", FLOATS, layout="rows", wide_index=True),
     weight=WEIGHT,
     bias=Tensor("out_size", like="x"),
-    out=Output("rows out_size", like="x", wide_index=True),
+    out=Output("rows out_size", FLOATS, wide_index=True),
     x_stride=Stride("x", 0),
     rows=Count("rows"),
     out_size=Size("out_size"),
@@ -92,9 +93,20 @@ FIXED_META = {"ROWS": 64, "OUTPUTS": 64, "TILE": 64, "num_warps": 4, "num_stages
 FIXED_FLOAT32_META = {"ROWS": 32, "OUTPUTS": 32, "TILE": 32, "num_warps": 4, "num_stages": 1}
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [num_tokens, in_size], weight [out_size, in_size], bias [out_size] -> [num_tokens, out]."""
-    return F.linear(x, weight, bias)
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x [num_tokens, in_size], weight [out_size, in_size], bias [out_size] -> [num_tokens, out] of
+    out_dtype: float32, or that of x (None)."""
+    if out_dtype is None or out_dtype == x.dtype:
+        return F.linear(x, weight, bias)
+    if not x.is_cuda:
+        return F.linear(x, weight, bias).to(out_dtype)
+    product = torch.mm(x, weight.T, out_dtype=out_dtype)
+    return product if bias is None else product.add_(bias)
 
 
 def linear_silu_mul(

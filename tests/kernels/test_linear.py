@@ -35,12 +35,16 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 
 def weights_of(
-    out_size: int, in_size: int, dtype: torch.dtype, plan: LinearPlan = CUBLAS
+    out_size: int,
+    in_size: int,
+    dtype: torch.dtype,
+    plan: LinearPlan = CUBLAS,
+    out_dtype: torch.dtype | None = None,
 ) -> PackedLinear:
     """Not packed: as on a GPU."""
     weight, bias = normal(out_size, in_size, dtype=dtype, seed=1), normal(out_size, dtype=dtype)
     with checked():
-        packed = pack_linear(weight / in_size**0.5, bias)
+        packed = pack_linear(weight / in_size**0.5, bias, out_dtype=out_dtype)
     packed.plan = plan
     return packed
 
@@ -52,7 +56,8 @@ def planned(form: Form) -> LinearPlan:
 
 
 def in_float32(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
-    return F.linear(x.float(), packed.weight.float(), packed.added.float()).to(x.dtype)
+    product = F.linear(x.float(), packed.weight.float(), packed.added.float())
+    return product.to(packed.out_dtype or x.dtype)
 
 
 def silu_mul_in_float32(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
@@ -115,6 +120,37 @@ def test_a_form_equals_the_reference(
         x = normal(num_rows, in_size + 3, dtype=dtype)[:, :in_size]
 
         assert_equals_reference(linear, in_float32, x, packed, rtol=ROUNDINGS[dtype], atol=1e-6)
+
+
+@NARROW
+@pytest.mark.parametrize("form", FORMS)
+def test_a_float32_product_is_not_rounded(form: Form, dtype: torch.dtype) -> None:
+    packed = weights_of(40, 1200, dtype, planned(form), torch.float32)
+    x = normal(form.max_rows // 2 + 1, 1200, dtype=dtype)
+
+    assert_equals_reference(linear, in_float32, x, packed, rtol=1e-6, atol=2e-6)
+
+
+@NARROW
+def test_the_fixed_kernel_does_not_round_a_float32_product(dtype: torch.dtype) -> None:
+    packed, x = weights_of(70, 130, dtype, out_dtype=torch.float32), normal(67, 130, dtype=dtype)
+    fixed = partial(linear, deterministic=True)
+
+    assert_equals_reference(fixed, in_float32, x, packed, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_without_the_kernels_a_product_may_be_float32_too(
+    dtype: torch.dtype, has_bias: bool
+) -> None:
+    x, weight = normal(3, 8, dtype=dtype), normal(4, 8, dtype=dtype)
+    bias = normal(4, dtype=dtype) if has_bias else None
+
+    product = linear(x, pack_linear(weight, bias, out_dtype=torch.float32))
+
+    assert product.dtype == torch.float32
+    assert torch.equal(product, linear(x, pack_linear(weight, bias)).float())
 
 
 @NARROW
@@ -290,6 +326,20 @@ def test_a_gpu_of_little_shared_memory_is_spared_some_forms(
     assert layer.plan == LinearPlan(dict.fromkeys((1, 2, 4, 8), FEW))
 
 
+def test_float32_products_are_chosen_by_themselves() -> None:
+    layer, head = (weights_of(32, 64, torch.bfloat16, out_dtype=o) for o in (None, torch.float32))
+
+    def time_us(product: Any, weights: Sequence[PackedLinear]) -> float:
+        assert len(weights) == 1
+        is_form = isinstance(product.args[0], Form)
+        return 8.0 if is_form == (weights[0] is head) else 9.0
+
+    choose_linears([layer, head], time_us=time_us)
+
+    assert layer.plan == LinearPlan()
+    assert set(head.plan.linears) == {1, 2, 4, 8, 16, 32}
+
+
 def test_gate_ups_are_chosen_for_both_products() -> None:
     layer, gate_up = (weights_of(size, 64, torch.bfloat16) for size in (16, 32))
 
@@ -325,3 +375,7 @@ def test_every_launch_has_its_variant() -> None:
         rows = x[: form.max_rows]
         assert_bundled(partial(multiply, form, rows, weights_of(32, 64, x.dtype)))
     assert_bundled(partial(linear, x, weights_of(32, 64, x.dtype), deterministic=True))
+    wide = weights_of(32, 64, x.dtype, out_dtype=torch.float32)
+    for form in LINEARS:
+        assert_bundled(partial(multiply, form, x[: form.max_rows], wide))
+    assert_bundled(partial(linear, x, wide, deterministic=True))

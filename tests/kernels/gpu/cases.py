@@ -85,6 +85,8 @@ def linear_calls(in_size: int, device: str) -> dict[str, Callable[[], object]]:
         for index, form in enumerate((*LINEARS, *SILU_MULS))
     }
     calls["linear, fixed"] = partial(linear, x, packed, deterministic=True)
+    head = pack_linear(packed.weight, out_dtype=torch.float32)
+    calls["linear, fixed, float32"] = partial(linear, x, head, deterministic=True)
     return calls
 
 

@@ -19,7 +19,7 @@ from kernels.linear.api import (
     pack_linear,
 )
 from kernels.linear.choose import choose_linears
-from tests.kernels.tolerances import DTYPES, FLOAT32_SUM, ROUNDINGS
+from tests.kernels.tolerances import DTYPES, FLOAT32_SUM, NARROW_SUM, ROUNDINGS
 
 pytestmark = pytest.mark.gpu
 
@@ -30,10 +30,16 @@ def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
 
 
 def weights_of(
-    out_size: int, in_size: int, dtype: torch.dtype, *, has_bias: bool = True
+    out_size: int,
+    in_size: int,
+    dtype: torch.dtype,
+    *,
+    has_bias: bool = True,
+    out_dtype: torch.dtype | None = None,
 ) -> PackedLinear:
     weight = normal(out_size, in_size, dtype=dtype, seed=1) / in_size**0.5
-    return pack_linear(weight, normal(out_size, dtype=dtype, seed=2) if has_bias else None)
+    bias = normal(out_size, dtype=dtype, seed=2) if has_bias else None
+    return pack_linear(weight, bias, out_dtype=out_dtype)
 
 
 def in_float32(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
@@ -41,11 +47,13 @@ def in_float32(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
 
 
 def assert_close_to_float64(came: torch.Tensor, x: torch.Tensor, packed: PackedLinear) -> None:
-    """Of float32, whose products in another order have an error of their own."""
+    """Float32, which was not rounded after the error that any order of its sums has."""
+    assert came.dtype == torch.float32
     weight = packed.weight.double()
     expected = F.linear(x.double(), weight, packed.added.double())
     magnitude = F.linear(x.double().abs(), weight.abs(), packed.added.double().abs())
-    allowed = ROUNDINGS[came.dtype] * expected.abs() + FLOAT32_SUM * magnitude
+    of_sum = FLOAT32_SUM if x.dtype == torch.float32 else NARROW_SUM
+    allowed = ROUNDINGS[came.dtype] * expected.abs() + of_sum * magnitude
     error = (came.double() - expected).abs()
     assert (error <= allowed).all(), (error - allowed).max()
 
@@ -67,6 +75,35 @@ def test_a_form(form: Form, in_size: int, out_size: int, dtype: torch.dtype) -> 
         x = normal(num_rows, in_size + 24, dtype=dtype)[:, :in_size]
 
         assert_close(multiply(form, x, packed), in_float32(x, packed))
+
+
+@pytest.mark.parametrize("dtype", reference.NARROW)
+@pytest.mark.parametrize("form", LINEARS, ids=lambda form: form.launch.contract.kernel)
+@pytest.mark.parametrize(("in_size", "out_size"), SIZES)
+def test_a_form_of_float32_products(
+    form: Form, in_size: int, out_size: int, dtype: torch.dtype
+) -> None:
+    for num_rows in {1, form.max_rows // 2 + 1, form.max_rows}:
+        packed = weights_of(out_size, in_size, dtype, out_dtype=torch.float32)
+        x = normal(num_rows, in_size + 24, dtype=dtype)[:, :in_size]
+
+        assert_close_to_float64(multiply(form, x, packed), x, packed)
+
+
+@pytest.mark.parametrize("dtype", reference.NARROW)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("num_rows", "in_size", "out_size"), [(1, 1, 1), (3, 7, 33), (65, 200, 70), (300, 4096, 4096)]
+)
+def test_float32_products_of_any_number_of_rows(
+    num_rows: int, in_size: int, out_size: int, dtype: torch.dtype, deterministic: bool
+) -> None:
+    """By cuBLAS, and by the fixed kernel."""
+    for has_bias in (False, True):
+        packed = weights_of(out_size, in_size, dtype, has_bias=has_bias, out_dtype=torch.float32)
+        x = normal(num_rows, in_size + 24, dtype=dtype)[:, :in_size]
+
+        assert_close_to_float64(linear(x, packed, deterministic=deterministic), x, packed)
 
 
 @pytest.mark.parametrize("dtype", reference.NARROW)
@@ -122,15 +159,17 @@ def test_a_row_has_the_same_bits_in_any_batch(
 def test_what_is_chosen_is_right_and_was_timed(caplog: pytest.LogCaptureFixture) -> None:
     layers = [weights_of(4096, 4096, torch.bfloat16) for _ in range(8)]
     gate_ups = [weights_of(28672, 4096, torch.bfloat16) for _ in range(2)]
+    head = weights_of(32000, 4096, torch.bfloat16, out_dtype=torch.float32)
 
     with caplog.at_level("INFO"):
-        choose_linears(layers, gate_ups)
+        choose_linears([*layers, head], gate_ups)
 
     assert "linear 4096x4096" in caplog.text
     assert "linear_silu_mul 28672x4096" in caplog.text
     for num_rows in (1, 2, 3, 4, 7, 16, 17, 32, 33):
         x = normal(num_rows, 4096, dtype=torch.bfloat16)
         assert_close(linear(x, layers[0]), in_float32(x, layers[0]))
+        assert_close_to_float64(linear(x, head), x, head)
         gate, up = in_float32(x, gate_ups[1]).chunk(2, dim=-1)
         expected = F.silu(gate.float()).to(x.dtype) * up
         assert_close(linear_silu_mul(x, gate_ups[1]), expected, roundings=3)

@@ -27,10 +27,18 @@ def by_rows(*forms: Form) -> dict[int, Form]:
 PLAN = LinearPlan(by_rows(*LINEARS), by_rows(*SILU_MULS))
 
 
-def weights_of(out_size: int, in_size: int, dtype: torch.dtype = HALF) -> PackedLinear:
+def weights_of(
+    out_size: int,
+    in_size: int,
+    dtype: torch.dtype = HALF,
+    out_dtype: torch.dtype | None = None,
+) -> PackedLinear:
     weight, bias = normal(out_size, in_size, seed=1), normal(out_size, dtype=dtype, seed=2)
     scaled = (weight / in_size**0.5).to(dtype)
-    return PackedLinear(scaled, bias, is_packed=False, added=bias, plan=PLAN)
+    return PackedLinear(scaled, bias, is_packed=False, added=bias, plan=PLAN, out_dtype=out_dtype)
+
+
+wide_weights_of = partial(weights_of, out_dtype=torch.float32)
 
 
 def rows(num_rows: int, in_size: int, dtype: torch.dtype = HALF) -> torch.Tensor:
@@ -39,7 +47,8 @@ def rows(num_rows: int, in_size: int, dtype: torch.dtype = HALF) -> torch.Tensor
 
 
 def linear(x: torch.Tensor, packed: PackedLinear, *, deterministic: bool = False) -> torch.Tensor:
-    return F.linear(x.float(), packed.weight.float(), packed.added.float()).to(x.dtype)
+    product = F.linear(x.float(), packed.weight.float(), packed.added.float())
+    return product.to(packed.out_dtype or x.dtype)
 
 
 def linear_silu_mul(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
@@ -59,6 +68,18 @@ LINEAR = Op(
     },
     rtol=ROUNDINGS[HALF],
     atol=1e-3,
+)
+FLOAT32 = Op(
+    "linear",
+    "linear",
+    linear,
+    {
+        "one row": lambda: (rows(1, 1030), wide_weights_of(6, 1030)),
+        "seven rows": lambda: (rows(7, 530), wide_weights_of(20, 530)),
+        "fifteen rows": lambda: (rows(15, 130), wide_weights_of(70, 130)),
+    },
+    rtol=1e-6,
+    atol=2e-6,
 )
 SILU = Op(
     "linear",
@@ -133,6 +154,12 @@ MUTANTS = {
                "api"),
         Mutant("whole programs only", 'cdiv(out_size, meta["OUTPUTS"])',
                'out_size // meta["OUTPUTS"]', Uninitialised, "of out were never stored", "api"),
+    ],
+    FLOAT32: [
+        one("a rounded result", "out_ptr.dtype.element_ty", "x_ptr.dtype.element_ty", DIFFERS),
+        few("a rounded result", "out_ptr.dtype.element_ty", "x_ptr.dtype.element_ty", DIFFERS),
+        tiled("a rounded result", "out_ptr.dtype.element_ty", "x_ptr.dtype.element_ty", DIFFERS),
+        Mutant("the dtype of the input", ", dtype=packed.out_dtype", "", DIFFERS, file="api"),
     ],
     SILU: [
         one_silu("gates twice", "((output + size) * in_size)", "(output * in_size)", DIFFERS),

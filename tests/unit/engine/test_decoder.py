@@ -1,10 +1,14 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from engine.models.decoder import Decoder, build_decoder
 from engine.models.model_config import ModelConfig
 from engine.models.weights import load_weights
+from kernels.linear.api import LINEARS, LinearPlan
 from kernels.rotary.api import rotary
+from tests.kernels.launches import launches_of
 from tests.unit.engine.tiny_checkpoint import save_tiny
 
 
@@ -89,3 +93,16 @@ def test_logits_are_float32_and_of_the_rows_given(decoder: Decoder) -> None:
     assert logits.dtype == torch.float32
     assert logits.shape == (4, 199)
     torch.testing.assert_close(decoder.logits(hidden[2:3]), logits[2:3], atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_logits_of_a_narrow_model_are_never_rounded(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "qwen3, qk norm")
+    config = ModelConfig.from_folder(tmp_path)
+    decoder = build_decoder(config, load_weights(tmp_path, config, torch.bfloat16))
+    decoder.weights.lm_head.plan = LinearPlan({1: LINEARS[0]})
+    hidden = torch.randn(1, 48, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    ((_, variant),) = launches_of(lambda: decoder.logits(hidden))
+
+    assert variant.dtypes == (*[torch.bfloat16] * 3, torch.float32)

@@ -87,6 +87,7 @@ def test_another_dtype_is_a_cast(folder: Path) -> None:
 
     assert weights.dtype == torch.bfloat16
     assert torch.equal(weights.embedding, load(folder).embedding.to(torch.bfloat16))
+    assert [each.out_dtype for each in weights.linears] == [None] * 9 + [torch.float32]
 
 
 @pytest.mark.parametrize(
