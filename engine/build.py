@@ -17,10 +17,12 @@ from engine.engine import Engine, Executor
 from engine.errors import CacheTooSmall, CheckpointError, EngineError
 from engine.execution.attention import AttentionBackend
 from engine.execution.backends import attention_backend
-from engine.execution.decode_graphs import DecodeGraphs, GraphRecorder, padded_sizes
+from engine.execution.decode_graphs import DecodeGraphs, padded_sizes
 from engine.execution.kv_tensors import KVTensors, block_bytes, num_blocks_for
+from engine.execution.layer_graphs import LayerGraphs, layer_sizes
 from engine.execution.memory import profile_memory
 from engine.execution.model_runner import ModelRunner
+from engine.execution.recorder import GraphRecorder
 from engine.execution.sampler import Sampler
 from engine.execution.sequence_slots import SequenceSlots
 from engine.execution.triton_attention import TritonAttention
@@ -145,9 +147,9 @@ def build_model_runner(
     backend = attention(kv, model.sliding_windows, scale, deterministic=config.deterministic)
     slots = _slots(config, model, ranks, weights.device)
     with start.phase("CUDA graphs"):
-        graphs = _graphs(config, decoder, backend, slots)
+        graphs, layer_graphs = _graphs(config, decoder, backend, slots)
     logger.info("%s; %d blocks of %d tokens", start.report(), num_blocks, kv.block_size)
-    return ModelRunner(decoder, kv, backend, Sampler(), cold_tier, slots, graphs)
+    return ModelRunner(decoder, kv, backend, Sampler(), cold_tier, slots, graphs, layer_graphs)
 
 
 def _weights(
@@ -187,15 +189,19 @@ def _graphs(
     decoder: Decoder,
     backend: AttentionBackend,
     slots: SequenceSlots | None,
-) -> DecodeGraphs | None:
+) -> tuple[DecodeGraphs | None, LayerGraphs | None]:
     if config.enforce_eager or slots is None or not config.device.startswith("cuda"):
-        return None
+        return None, None
     if not isinstance(backend, TritonAttention):
-        return None
-    graphs = DecodeGraphs(decoder, backend, slots, GraphRecorder())
+        return None, None
+    recorder = GraphRecorder()
+    graphs = DecodeGraphs(decoder, backend, slots, recorder)
     for size in padded_sizes(config.scheduler.max_num_sequences):
         graphs.record(size)
-    return graphs
+    layer_graphs = LayerGraphs(decoder, backend, recorder)
+    for size in layer_sizes(config.scheduler.max_num_batched_tokens):
+        layer_graphs.record(size)
+    return graphs, layer_graphs
 
 
 def _engine_over(

@@ -6,10 +6,10 @@ All it depends on is in tensors that stay where they are: a replay reads what wa
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import torch
 
+from engine.execution.recorder import Recorder, Results
 from engine.execution.sampling_rows import GREEDY_ROW, RowParams, SamplingRows, row_of
 from engine.execution.sequence_slots import SequenceSlots
 from engine.execution.triton_attention import TritonAttention
@@ -19,33 +19,6 @@ from engine.scheduling.batch import ScheduledBatch
 from engine.sequence import PENDING
 
 PADDING = -1  # the position of a row that is nobody's
-WARM_UP_RUNS = 2  # what is loaded or chosen at a first call must not be captured
-
-Results = tuple[torch.Tensor, torch.Tensor]
-
-
-class Recorder(Protocol):
-    def record(self, compute: Callable[[], Results]) -> tuple[Results, Callable[[], None]]:
-        """The results of `compute`, and what computes them again, into the same tensors."""
-
-
-class GraphRecorder:
-    """CUDA graphs that share one pool of memory: the first should be the largest."""
-
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def record(self, compute: Callable[[], Results]) -> tuple[Results, Callable[[], None]]:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP_RUNS):
-                compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            results = compute()
-        return results, graph.replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import CacheTooSmall
 from engine.execution.decode_graphs import padded_sizes
+from engine.execution.layer_graphs import layer_sizes
 from engine.models.decoder import Decoder
 
 GIB = 1 << 30
@@ -54,11 +55,13 @@ def profile_memory(config: EngineConfig, decoder: Decoder) -> MemoryProfile:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     vocab_bytes = decoder.config.vocab_size * torch.float32.itemsize
+    decodes = sum(padded_sizes(config.scheduler.max_num_sequences)) * vocab_bytes * GRAPH_RESULTS
+    layers = activations * max(layer_sizes(num_tokens)) // num_tokens
     profile = MemoryProfile(
         total=total,
         others=total - free,
         activations=activations,
-        graphs=sum(padded_sizes(config.scheduler.max_num_sequences)) * vocab_bytes * GRAPH_RESULTS,
+        graphs=decodes + layers,
         kept_free=int(total * (1 - config.cache.gpu_memory_utilization)),
     )
     logger.info("memory of %s: %s", device, profile)

@@ -13,6 +13,7 @@ from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.drawn_tokens import DrawnTokens
 from engine.execution.inputs import Chunks, build_inputs
 from engine.execution.kv_tensors import KVTensors
+from engine.execution.layer_graphs import LayerGraphs
 from engine.execution.sampler import Sampler
 from engine.execution.sequence_slots import SequenceSlots
 from engine.execution.uploads import upload
@@ -39,6 +40,7 @@ class ModelRunner:
         cold_tier: ColdTier | None = None,
         slots: SequenceSlots | None = None,
         graphs: DecodeGraphs | None = None,
+        layer_graphs: LayerGraphs | None = None,
     ) -> None:
         """`slots` are needed for a launch with pending tokens, and for `graphs`."""
         self.cold_tier = cold_tier
@@ -48,6 +50,7 @@ class ModelRunner:
         self._sampler = sampler
         self._slots = slots
         self._graphs = graphs
+        self._layer_graphs = layer_graphs
 
     @property
     def model_config(self) -> ModelConfig:
@@ -129,7 +132,10 @@ class ModelRunner:
             newest = inputs.input_ids.index_select(0, inputs.sampled_rows)
             newest = torch.where(newest == PENDING, last_tokens, newest)
             inputs.input_ids.index_copy_(0, inputs.sampled_rows, newest)
-        attend = partial(self._backend.attend, metadata=self._backend.prepare(inputs))
+        metadata = self._backend.prepare(inputs)
+        if self._layer_graphs is not None and self._layer_graphs.fits(inputs):
+            return self._decoder.logits(self._layer_graphs.forward(inputs, metadata))
+        attend = partial(self._backend.attend, metadata=metadata)
         normed = self._decoder.forward(
             inputs.input_ids, inputs.positions, attend, inputs.sampled_rows
         )

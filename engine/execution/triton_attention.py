@@ -98,8 +98,30 @@ class TritonAttention:
         sin: torch.Tensor,
         metadata: PagedMetadata,
     ) -> torch.Tensor:
+        turned = self.append(layer, query, key, value, cos, sin, metadata.slot_mapping)
+        return self.attend_appended(layer, turned, metadata)
+
+    def append(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slot_mapping: torch.Tensor,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What of a layer's attention depends on no other token -> the turned query, in `out` if
+        that is given."""
         caches = self._kv.keys[layer], self._kv.values[layer]
-        query = rope_append(query, key, value, cos, sin, *caches, metadata.slot_mapping)
+        return rope_append(query, key, value, cos, sin, *caches, slot_mapping, out)
+
+    def attend_appended(
+        self, layer: int, query: torch.Tensor, metadata: PagedMetadata
+    ) -> torch.Tensor:
+        """Of `metadata`'s tokens, which the cache holds by now; `query` is turned, and may have
+        more rows behind theirs."""
         attended = []
         if metadata.decodes is not None:
             attended.append(self._attend_decodes(layer, query, metadata.decodes))

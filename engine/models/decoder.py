@@ -57,22 +57,53 @@ class Decoder:
     ) -> torch.Tensor:
         """input_ids, positions [num_tokens] int64 -> [num_rows, hidden_size], after the last norm:
         of the tokens `rows` [num_rows] int64, None for all."""
-        weights, eps = self.weights, self.config.rms_norm_eps
-        cos, sin = self.rope.cos_sin(positions, weights.dtype)
-        embedded = self._embed(input_ids)
-        normed = rms_norm(embedded, weights.layers[0].input_norm, eps)
-        residual = embedded.float()
-        next_norms = (*[layer.input_norm for layer in weights.layers[1:]], weights.final_norm)
-        for index, (layer, next_norm) in enumerate(zip(weights.layers, next_norms, strict=True)):
-            attended = attend(index, *self._project(layer, normed), cos, sin).flatten(1)
-            if rows is not None and layer is weights.layers[-1]:
+        cos, sin = self.turns(positions)
+        normed, residual = self.embed(input_ids)
+        last = len(self.weights.layers) - 1
+        for layer in range(last + 1):
+            attended = attend(layer, *self.project(layer, normed), cos, sin)
+            if rows is not None and layer == last:
                 # From here on no token is looked at by another: the others are done.
                 attended, residual = attended.index_select(0, rows), residual.index_select(0, rows)
-            update = self.ranks.all_reduce(self._linear(attended, layer.output))
-            normed = rms_norm(update, layer.post_attention_norm, eps, residual)
-            update = self.ranks.all_reduce(self._mlp(layer, normed))
-            normed = rms_norm(update, next_norm, eps, residual)
+            normed = self.conclude(layer, attended, residual)
         return normed
+
+    def turns(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos, sin [num_tokens, 1, head_dim]."""
+        return self.rope.cos_sin(positions, self.weights.dtype)
+
+    def embed(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[num_tokens] -> two of [num_tokens, hidden_size]: what the first layer projects, and the
+        residual, float32."""
+        embedded = self._embed(input_ids)
+        first = self.weights.layers[0].input_norm
+        return rms_norm(embedded, first, self.config.rms_norm_eps), embedded.float()
+
+    def project(
+        self, layer: int, normed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """query, key, value of the layer, not turned yet."""
+        config, weights = self.config, self.weights.layers[layer]
+        qkv = self._linear(normed, weights.qkv)
+        heads = qkv.view(qkv.shape[0], -1, config.head_dim)
+        sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        query, key, value = heads.split(sizes, dim=1)
+        if weights.q_norm is not None and weights.k_norm is not None:
+            query = rms_norm(query, weights.q_norm, config.rms_norm_eps)
+            key = rms_norm(key, weights.k_norm, config.rms_norm_eps)
+        return query, key, value
+
+    def conclude(self, layer: int, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The layer behind its attention: attended [num_rows, num_heads, head_dim] -> [num_rows,
+        hidden_size], normed for the next layer, or by the last norm. `residual` moves on in
+        place."""
+        layers, eps = self.weights.layers, self.config.rms_norm_eps
+        is_last = layer == len(layers) - 1
+        next_norm = self.weights.final_norm if is_last else layers[layer + 1].input_norm
+        update = self.ranks.all_reduce(self._linear(attended.flatten(1), layers[layer].output))
+        normed = rms_norm(update, layers[layer].post_attention_norm, eps, residual)
+        update = self.ranks.all_reduce(self._mlp(layers[layer], normed))
+        return rms_norm(update, next_norm, eps, residual)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Rows of what `forward` gives -> float32 [num_rows, vocab_size] on rank 0, on the others
@@ -87,19 +118,6 @@ class Decoder:
         is_foreign = (rows < 0) | (rows >= self.vocabulary.num_held)
         embedded = self.weights.embedding.index_select(0, rows.masked_fill(is_foreign, 0))
         return self.ranks.all_reduce(embedded.masked_fill_(is_foreign[:, None], 0.0))
-
-    def _project(
-        self, layer: LayerWeights, normed: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """query, key, value of the layer, not turned yet."""
-        config, eps = self.config, self.config.rms_norm_eps
-        qkv = self._linear(normed, layer.qkv)
-        heads = qkv.view(qkv.shape[0], -1, config.head_dim)
-        sizes = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        query, key, value = heads.split(sizes, dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query, key = rms_norm(query, layer.q_norm, eps), rms_norm(key, layer.k_norm, eps)
-        return query, key, value
 
     def _mlp(self, layer: LayerWeights, normed: torch.Tensor) -> torch.Tensor:
         if isinstance(layer.gate_up, Fp8Linear):

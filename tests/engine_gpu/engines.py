@@ -11,8 +11,10 @@ import torch
 from engine.build import build_engine_around, build_model_runner
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.execution.decode_graphs import DecodeGraphs, Results, padded_sizes
+from engine.execution.decode_graphs import DecodeGraphs, padded_sizes
+from engine.execution.layer_graphs import LayerGraphs, layer_sizes
 from engine.execution.model_runner import ModelRunner
+from engine.execution.recorder import Results
 from engine.execution.triton_attention import TritonAttention
 
 DEVICE = os.environ.get("FLASHRAY_TEST_DEVICE", "cuda:0")
@@ -113,4 +115,7 @@ def build(config: EngineConfig) -> tuple[Engine, ModelRunner]:
         runner._graphs = DecodeGraphs(runner._decoder, runner._backend, runner._slots, Recompute())
         for size in padded_sizes(config.scheduler.max_num_sequences):
             runner._graphs.record(size)
+        runner._layer_graphs = LayerGraphs(runner._decoder, runner._backend, Recompute())
+        for size in layer_sizes(config.scheduler.max_num_batched_tokens):
+            runner._layer_graphs.record(size)
     return build_engine_around(runner, config), runner

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -126,6 +127,20 @@ def test_tokens_without_a_slot_have_their_queries_turned() -> None:
 
     assert torch.equal(turned, rotary(query, cos, sin))
     assert torch.equal(torch.stack(caches), before)
+
+
+@pytest.mark.parametrize("is_checked", [False, True], ids=["reference", "kernel"])
+def test_the_result_can_be_put_where_it_is_wanted(is_checked: bool) -> None:
+    query, key, value = heads_of(3, 2, 1, 8, torch.float32)
+    arguments = (query, key, value, *turns(3, 8, torch.float32))
+    caches = [normal(2, 2, 1, 8, seed=seed) for seed in (2, 3)]
+    wanted = torch.empty(5, 2, 8)[1:4]
+
+    with checked() if is_checked else nullcontext():
+        turned = rope_append(*arguments, *caches, torch.tensor([3, 0, 2]), wanted)
+
+    assert turned.data_ptr() == wanted.data_ptr()
+    torch.testing.assert_close(wanted, rotary(query, *arguments[3:]), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("is_checked", [False, True], ids=["reference", "kernel"])

@@ -14,7 +14,9 @@ from engine.build import build_engine_around, build_model_runner
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.errors import EngineError
-from engine.execution.decode_graphs import DecodeGraphs, Results, padded_sizes
+from engine.execution.decode_graphs import DecodeGraphs, padded_sizes
+from engine.execution.layer_graphs import LayerGraphs
+from engine.execution.recorder import Results
 from engine.execution.triton_attention import TritonAttention
 from engine.ranks.group import SingleRank
 from engine.sampling_params import SamplingParams
@@ -67,7 +69,11 @@ class Recompute:
 
 
 def engine_of(
-    folder: Path, *, is_ahead: bool, num_blocks: int = 64, recorder: Recompute | None = None
+    folder: Path,
+    *,
+    is_ahead: bool,
+    num_blocks: int = 64,
+    recorders: tuple[Recompute, Recompute] | None = None,
 ) -> Engine:
     block_bytes = 2 * 3 * 64 * 2 * 16 * 4
     config = EngineConfig(
@@ -80,12 +86,16 @@ def engine_of(
         check_integrity=True,
     )
     runner = build_model_runner(config)
-    if recorder is not None:
+    if recorders is not None:
+        of_decodes, of_layers = recorders
         assert isinstance(runner._backend, TritonAttention)
         assert runner._slots is not None
-        runner._graphs = DecodeGraphs(runner._decoder, runner._backend, runner._slots, recorder)
+        runner._graphs = DecodeGraphs(runner._decoder, runner._backend, runner._slots, of_decodes)
         for size in padded_sizes(3):
             runner._graphs.record(size)
+        runner._layer_graphs = LayerGraphs(runner._decoder, runner._backend, of_layers)
+        for size in (32, 16):  # of the steps, which have up to 48 tokens, some are not recorded
+            runner._layer_graphs.record(size)
     return build_engine_around(runner, config)
 
 
@@ -141,15 +151,15 @@ def test_one_step_ahead_gives_the_same_tokens(
 
 
 @CROWDS
-def test_recorded_decodes_give_the_same_tokens(
+def test_recorded_steps_give_the_same_tokens(
     folder: Path, num_blocks: int, params: tuple[SamplingParams, ...]
 ) -> None:
-    """Recorded for 1, 2 and 3 sequences; more of them run as any other step."""
-    recorder = Recompute()
+    """Decodes of 1, 2 and 3 sequences, layers of up to 16 and 32 tokens; more run unrecorded."""
+    recorders = Recompute(), Recompute()
     expected = transcript(engine_of(folder, is_ahead=False, num_blocks=num_blocks), 2, params)
-    ahead = engine_of(folder, is_ahead=True, num_blocks=num_blocks, recorder=recorder)
+    ahead = engine_of(folder, is_ahead=True, num_blocks=num_blocks, recorders=recorders)
     assert_same(transcript(ahead, 2, params), expected)
-    assert recorder.num_replays > 20
+    assert all(recorder.num_replays > 20 for recorder in recorders)
 
 
 def test_a_stop_token_found_late_ends_the_sequence_there(folder: Path) -> None:

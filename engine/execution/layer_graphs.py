@@ -1,0 +1,117 @@
+"""A step of few tokens with a prompt among them: all but its attention as CUDA graphs.
+
+Launched one by one its kernels take the host longer than the GPU. Attention stays outside: it alone
+depends on how the tokens are dealt out to sequences. Between two of its calls lies one graph, which
+ends a layer and begins the next.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engine.execution.inputs import ModelInputs
+from engine.execution.recorder import Recorder, Results
+from engine.execution.triton_attention import PagedMetadata, TritonAttention
+from engine.execution.uploads import upload
+from engine.models.decoder import Decoder
+
+SIZES = (512, 384, 256, 192, 128, 64, 32, 16)  # of more tokens the GPU takes longer than the host
+PADDING = (0, 0, -1)  # token id, position, and a slot that is nowhere
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedLayers:
+    """rows [3, size] int64: token ids, positions, slots. Each of `replays` leaves a layer's turned
+    query in its place; the last layer is left to be concluded, with `residual` [size, hidden_size]
+    float32."""
+
+    rows: torch.Tensor
+    replays: tuple[Callable[[], None], ...]
+    residual: torch.Tensor
+
+
+class LayerGraphs:
+    """Of one rank, with attention by the kernels."""
+
+    def __init__(self, decoder: Decoder, backend: TritonAttention, recorder: Recorder) -> None:
+        self._decoder = decoder
+        self._backend = backend
+        self._recorder = recorder
+        config, weights = decoder.config, decoder.weights
+        shape = (max(SIZES), config.num_heads, config.head_dim)
+        self._query = torch.empty(shape, dtype=weights.dtype, device=weights.device)
+        self._attended = torch.zeros_like(self._query)
+        self._layers: dict[int, RecordedLayers] = {}
+
+    @torch.inference_mode()
+    def record(self, size: int) -> None:
+        padding = upload(PADDING, self._query.device)
+        rows = padding[:, None].repeat(1, size)
+        (cos, sin, residual), first = self._recorder.record(partial(self._begin, rows))
+        replays = [first]
+        for layer in range(1, len(self._decoder.weights.layers)):
+            go_on = partial(self._go_on, layer, rows[2], cos, sin, residual)
+            replays.append(self._recorder.record(go_on)[1])
+        self._layers[size] = RecordedLayers(rows, tuple(replays), residual)
+
+    def fits(self, inputs: ModelInputs) -> bool:
+        return len(inputs.input_ids) <= max(self._layers, default=0)
+
+    def forward(self, inputs: ModelInputs, metadata: PagedMetadata) -> torch.Tensor:
+        """As `Decoder.forward` of the rows that are sampled, of inputs that fit."""
+        num_tokens, sampled = len(inputs.input_ids), inputs.sampled_rows
+        size = min(size for size in self._layers if size >= num_tokens)
+        step = self._layers[size]
+        self._place(inputs, step.rows)
+        for layer, replay in enumerate(step.replays):
+            replay()
+            attended = self._backend.attend_appended(layer, self._query, metadata)
+            self._attended[:num_tokens].copy_(attended)
+        last, residual = len(step.replays) - 1, step.residual.index_select(0, sampled)
+        return self._decoder.conclude(last, self._attended.index_select(0, sampled), residual)
+
+    def _place(self, inputs: ModelInputs, rows: torch.Tensor) -> None:
+        num_tokens = len(inputs.input_ids)
+        for row, values, padding in zip(
+            rows, (inputs.input_ids, inputs.positions, inputs.slot_mapping), PADDING, strict=True
+        ):
+            row[:num_tokens].copy_(values)
+            row[num_tokens:].fill_(padding)
+
+    def _begin(self, rows: torch.Tensor) -> Results:
+        input_ids, positions, slots = rows.unbind()
+        cos, sin = self._decoder.turns(positions)
+        normed, residual = self._decoder.embed(input_ids)
+        self._append(0, normed, slots, cos, sin)
+        return cos, sin, residual
+
+    def _go_on(
+        self,
+        layer: int,
+        slots: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        residual: torch.Tensor,
+    ) -> Results:
+        normed = self._decoder.conclude(layer - 1, self._attended[: len(slots)], residual)
+        self._append(layer, normed, slots, cos, sin)
+        return ()
+
+    def _append(
+        self,
+        layer: int,
+        normed: torch.Tensor,
+        slots: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+    ) -> None:
+        projected = self._decoder.project(layer, normed)
+        out = self._query[: len(slots)]
+        self._backend.append(layer, *projected, cos, sin, slots, out)
+
+
+def layer_sizes(max_num_batched_tokens: int) -> list[int]:
+    """Largest first: what the steps can be padded to."""
+    return [size for size in SIZES if size < 2 * max_num_batched_tokens]

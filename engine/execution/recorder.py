@@ -1,0 +1,35 @@
+"""What is launched again and again as one: CUDA graphs."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+WARM_UP_RUNS = 2  # what is loaded or chosen at a first call must not be captured
+
+Results = tuple[torch.Tensor, ...]
+
+
+class Recorder(Protocol):
+    def record(self, compute: Callable[[], Results]) -> tuple[Results, Callable[[], None]]:
+        """The results of `compute`, and what computes them again, into the same tensors."""
+
+
+class GraphRecorder:
+    """CUDA graphs that share one pool of memory: the first should be the largest. They run one at
+    a time, on one stream."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, compute: Callable[[], Results]) -> tuple[Results, Callable[[], None]]:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP_RUNS):
+                compute()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            results = compute()
+        return results, graph.replay
