@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.execution.uploads import upload
@@ -68,22 +71,22 @@ class ModelInputs:
 
 def build_inputs(batch: Chunks, block_size: int, device: torch.device) -> ModelInputs:
     input_ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
+    positions: list[range] = []
+    slots: list[range] = []
     spans: list[QuerySpan] = []
     last_rows: dict[int, int] = {}  # of chunks, by their place in the batch
     for group in _group(batch.scheduled, block_size):
         spans.append(_build_span([chunk for _, chunk in group], len(input_ids), block_size, device))
         for index, chunk in group:
             input_ids += chunk.new_token_ids
-            positions += range(chunk.start, chunk.end)
-            slots += _slots(chunk, block_size)
+            positions.append(range(chunk.start, chunk.end))
+            slots += _slot_runs(chunk, block_size)
             last_rows[index] = len(input_ids) - 1
     sampled_rows = [
         last_rows[index] for index, chunk in enumerate(batch.scheduled) if chunk.samples
     ]
 
-    per_token = upload([input_ids, positions, slots], device)
+    per_token = upload(np.stack((input_ids, _chain(positions), _chain(slots))), device)
     rows = upload(sampled_rows, device)
     return ModelInputs(per_token[0], per_token[1], per_token[2], tuple(spans), rows)
 
@@ -105,12 +108,22 @@ def _num_blocks(chunk: Chunk, block_size: int) -> int:
     return -(-chunk.end // block_size)
 
 
-def _slots(chunk: Chunk, block_size: int) -> list[int]:
-    table = chunk.block_table
-    return [
-        table[position // block_size] * block_size + position % block_size
-        for position in range(chunk.start, chunk.end)
-    ]
+def _slot_runs(chunk: Chunk, block_size: int) -> Iterator[range]:
+    """One in each block."""
+    for index in range(chunk.start // block_size, _num_blocks(chunk, block_size)):
+        first = index * block_size
+        first_slot = chunk.block_table[index] * block_size - first
+        start, end = max(first, chunk.start), min(first + block_size, chunk.end)
+        yield range(first_slot + start, first_slot + end)
+
+
+def _chain(runs: Items[range]) -> npt.NDArray[np.int64]:
+    """One after the other, none of them number by number: a step may have 16,384 tokens."""
+    starts = np.array([run.start for run in runs], dtype=np.int64)
+    lens = np.array([len(run) for run in runs], dtype=np.int64)
+    ends = lens.cumsum()
+    shifts: npt.NDArray[np.int64] = np.repeat(starts - (ends - lens), lens)
+    return shifts + np.arange(len(shifts), dtype=np.int64)
 
 
 def _build_span(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
 def upload(
-    numbers: Items[int] | Items[Items[int]],
+    numbers: Items[int] | Items[Items[int]] | npt.NDArray[np.int64],
     device: torch.device,
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:
