@@ -1,5 +1,6 @@
 """Ours, timed at Engine.step()."""
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,6 +31,8 @@ class SteppedFlashray:
             ),
         )
         self._engine = build_engine(config)
+        gc.collect()
+        gc.freeze()  # as a rank does that serves
         self.vocab_size = self._engine._vocab_size
         self.facts: dict[str, object] = {
             "cached_tokens": self._engine.stats.num_blocks * config.cache.block_size,
