@@ -1,0 +1,1 @@
+"""Whole servers beside each other, over HTTP."""
