@@ -9,6 +9,7 @@ EngineError
 ├── UnsupportedModel         a checkpoint this engine cannot run; says what to do
 ├── CheckpointError          a weight is missing, misshapen or not finite; names file and tensor
 ├── CacheTooSmall            the KV pool cannot hold one sequence of the context length
+├── ArenaExhausted           a KV arena has no room for a step now; another must give way, or end
 ├── RankLost                 another rank of the group is dead or silent; the group must end
 ├── EngineStopped            the step loop ended; carries the reason
 └── IntegrityError           our own bookkeeping contradicts itself (a bug, never a user's fault)
@@ -49,6 +50,10 @@ class CheckpointError(EngineError):
 
 class CacheTooSmall(EngineError):
     """The KV pool cannot hold one sequence of the context length."""
+
+
+class ArenaExhausted(EngineError):
+    """A KV arena has fewer slabs free or evictable than a step needs; nothing was taken."""
 
 
 class RankLost(EngineError):
