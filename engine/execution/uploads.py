@@ -17,7 +17,11 @@ def upload(
     if device.type == "cpu":
         return torch.tensor(numbers, dtype=dtype)
     # From pageable memory the driver would wait for the stream first.
-    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    if isinstance(numbers, np.ndarray):
+        host = torch.from_numpy(numbers).to(dtype).pin_memory()
+    else:
+        host = torch.tensor(numbers, dtype=dtype, pin_memory=True)
+    return host.to(device, non_blocking=True)
 
 
 def download(tensor: torch.Tensor) -> torch.Tensor:
