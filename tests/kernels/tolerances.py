@@ -15,7 +15,7 @@ ROUNDINGS = {
 # https://doi.org/10.7717/peerj-cs.330; simulated, of 14,336 random ones, 16 a step: 2^-19.6); and
 # the 14 bits that Hopper's keep of sums of 8-bit floats (DeepSeek-V3,
 # https://arxiv.org/abs/2412.19437, 3.3.2).
-FLOAT32_SUM, NARROW_SUM, FLOAT8_SUM = 2**-22, 2**-18, 2**-13
+FLOAT32_SUM, NARROW_SUM, FLOAT8_SUM = 2**-21, 2**-18, 2**-13
 # Of attention, besides: a weight is rounded before it meets its value (of about 1), whatever the
 # size of the sum; in float32 it is the exponential of a score that was summed in another order.
 ATTENTION = {

@@ -14,6 +14,7 @@ from tests.kernels.launches import form_of
 
 # The forms of the models that are served.
 BUNDLED_IN_PART = {
+    "fp8_quantise",
     "linear_few_rows",
     "linear_one_row",
     "linear_silu_mul_few_rows",
