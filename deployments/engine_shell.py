@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from deployments.feed import Feed
 from deployments.journal import Journal
 from deployments.wire import to_router_error, to_sampling_params, to_token_event, to_usage
 from engine.cache.tiers import ColdTierCounters
@@ -93,6 +94,7 @@ class EngineShell:
         self._options = options
         self._clock = clock
         self._journals: dict[str, Journal] = {}
+        self._feeds: dict[str, Feed] = {}  # by reader
         self._tasks: list[asyncio.Task[None]] = []
         self._stopped: str | None = None
 
@@ -104,8 +106,9 @@ class EngineShell:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def submit(self, request: GenerationRequest) -> None:
-        """Start a generation under a lease. Raises InvalidRequest, BackendUnavailable."""
+    async def submit(self, request: GenerationRequest, reader: str | None = None) -> None:
+        """Start a generation under a lease; `reader` finds it in its `follow`. Raises
+        InvalidRequest, BackendUnavailable."""
         if self._stopped is not None:
             raise BackendUnavailable(f"the engine is restarting: {self._stopped}", retry_after_s=10)
         if request.request_id in self._journals:
@@ -124,6 +127,28 @@ class EngineShell:
         except EngineError as exc:
             del self._journals[request.request_id]
             raise to_router_error(exc) from exc
+        if reader is not None:
+            self._feeds.setdefault(reader, Feed()).add(journal)
+
+    async def follow(self, reader: str) -> AsyncGenerator[list[TokenEvent], None]:
+        """All generations submitted for `reader`, whether before or after, each from its start: an
+        event of each that has something new. Ends when there is none for a while. For each of them
+        it is a reader as `subscribe` is one."""
+        feed = self._feeds.setdefault(reader, Feed())
+        feed.open()
+        try:
+            async for events in feed.read():
+                yield events
+        finally:
+            if self._feeds.get(reader) is feed:
+                del self._feeds[reader]
+            for journal in feed.journals:
+                await self._leave(feed, journal.request.request_id)
+
+    async def leave(self, reader: str, request_id: str) -> None:
+        """`reader` follows this generation no more. Idempotent."""
+        if reader in self._feeds:
+            await self._leave(self._feeds[reader], request_id)
 
     async def subscribe(
         self, request_id: str, after_index: int = 0
@@ -137,9 +162,7 @@ class EngineShell:
                 yield events
         finally:
             journal.num_readers -= 1
-            if journal.num_readers == 0 and not journal.has_ended:
-                journal.deadline_s = self._clock() + journal.request.grace_s
-                await self._abort_expired([journal])
+            await self._lost_reader(journal)
 
     async def renew(self, request_ids: Iterable[str]) -> None:
         """The readers of these generations are still there."""
@@ -229,6 +252,17 @@ class EngineShell:
             raise NotFound(f"generation {request_id} is unknown here or has expired")
         return journal
 
+    async def _leave(self, feed: Feed, request_id: str) -> None:
+        journal = feed.leave(request_id)
+        if journal is not None:
+            await self._lost_reader(journal)
+
+    async def _lost_reader(self, journal: Journal) -> None:
+        """The last one to leave starts the grace period."""
+        if journal.num_readers == 0 and not journal.has_ended:
+            journal.deadline_s = self._clock() + journal.request.grace_s
+            await self._abort_expired([journal])
+
     def _stall(self, rank: RankStatus) -> str:
         if rank.stalled_s <= self._options.step_timeout_s:
             return ""
@@ -272,6 +306,7 @@ class EngineShell:
             await asyncio.sleep(SWEEP_INTERVAL_S)
             try:
                 await self._abort_expired(list(self._journals.values()))
+                self._forget_unread_feeds()
             except Exception:  # leases must go on running out
                 logger.exception("sweep failed")
 
@@ -290,6 +325,14 @@ class EngineShell:
             elif now_s > journal.deadline_s + MAX_UNCLAIMED_S:
                 logger.warning("dropped, never accounted for request_id=%s", request_id)
                 self._journals.pop(request_id, None)
+
+    def _forget_unread_feeds(self) -> None:
+        """Their readers died before they read anything."""
+        for reader, feed in list(self._feeds.items()):
+            if not feed.is_open and not any(
+                self.holds(j.request.request_id) for j in feed.journals
+            ):
+                del self._feeds[reader]
 
     async def _abort_sequence(self, request_id: str) -> EngineUsage | None:
         try:

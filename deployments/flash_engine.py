@@ -72,7 +72,7 @@ def cold_limits(settings: EngineSettings) -> ColdStoreLimits | None:
 
 
 class FlashEngine:
-    """The Serve replica: submit, subscribe, abort, renew, status; health is step progress.
+    """The Serve replica: submit, follow, subscribe, abort, renew, status; health is step progress.
 
     A call with `replica` is meant for the replica with that Serve tag, and for no other.
     """
@@ -93,12 +93,14 @@ class FlashEngine:
         self._tag = serve.get_replica_context().replica_tag
         self._prefixes = RecentPrefixes()
 
-    async def submit(self, request: GenerationRequest, avoid: tuple[str, ...] = ()) -> str:
+    async def submit(
+        self, request: GenerationRequest, avoid: tuple[str, ...] = (), reader: str | None = None
+    ) -> str:
         """The tag of this replica, which holds the generation from now on. `avoid` is for the
         router: tags of replicas that have refused it. Raises ReplicaRefusal, before it holds it."""
         self._start()
         try:
-            await self._shell.submit(request)
+            await self._shell.submit(request, reader)
         except BackendUnavailable as exc:
             raise ReplicaRefusal(exc, self._tag) from exc
         if self._settings.num_replicas > 1:
@@ -108,6 +110,15 @@ class FlashEngine:
     async def locate(self, request_id: str) -> str | None:
         """The tag of this replica, if it holds the generation."""
         return self._tag if self._shell.holds(request_id) else None
+
+    async def follow(self, reader: str, replica: str = "") -> Any:
+        self._refuse_misled(replica)
+        events: list[TokenEvent]
+        async for events in self._shell.follow(reader):
+            yield events
+
+    async def leave(self, reader: str, request_id: str, replica: str = "") -> None:
+        await self._shell.leave(reader, request_id)
 
     async def subscribe(self, request_id: str, after_index: int = 0, replica: str = "") -> Any:
         self._refuse_misled(replica)

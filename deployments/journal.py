@@ -1,8 +1,10 @@
 """The events of one generation, kept by the engine shell from submit until they expire, so that a
 generation outlives its reader and any later reader continues where the last one stopped."""
 
+from __future__ import annotations
+
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from router.errors import RouterError
 from router.generation import FinishReason, GenerationRequest, TokenEvent, TokenLogprobs, Usage
@@ -12,13 +14,14 @@ class Journal:
     """Tokens of one generation, its readers, and the deadline by which one must be there.
 
     Owned by one event loop. `deadline_s` is on the caller's clock: of the lease while the
-    generation runs, of the retention once it has ended.
+    generation runs, of the retention once it has ended. `on_change` is told of all that is new.
     """
 
     def __init__(self, request: GenerationRequest, deadline_s: float) -> None:
         self.request = request
         self.deadline_s = deadline_s
         self.num_readers = 0
+        self.on_change: Callable[[Journal], None] | None = None
         self.ended_s: float | None = None
         self.is_acknowledged = False  # accounted for: nothing is lost when it is forgotten
         self.claimed_until_s = 0.0
@@ -56,7 +59,7 @@ class Journal:
         while True:
             changed = self._changed
             if index < self.num_tokens or self.finish_reason is not None:
-                event = self._event_from(index)
+                event = self.event_from(index)
                 index = self.num_tokens
                 yield [event]
                 if event.finish_reason is not None:
@@ -71,7 +74,8 @@ class Journal:
         while not self.has_ended:
             await self._changed.wait()
 
-    def _event_from(self, index: int) -> TokenEvent:
+    def event_from(self, index: int) -> TokenEvent:
+        """All that there is from position `index` on, in one event."""
         return TokenEvent(
             request_id=self.request.request_id,
             index=index,
@@ -84,3 +88,5 @@ class Journal:
     def _wake_readers(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+        if self.on_change is not None:
+            self.on_change(self)

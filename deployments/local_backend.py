@@ -12,6 +12,8 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
 from deployments.errors import ReplicaRefusal
+from deployments.inbox import Inbox, Stream
+from deployments.journal import Journal
 from router.backends.base import BackendStatus, OrphanedGeneration
 from router.errors import BackendError, BackendUnavailable, NotFound, RouterError
 from router.generation import GenerationRequest, TokenEvent, Usage
@@ -30,42 +32,50 @@ class LocalBackend:
         self._engine = engine
         self._lease_s = lease_s
         self._placements: dict[str, str] = {}  # tag of the replica, by request id
+        self._inbox = Inbox(self._follow)
         self._reading: set[str] = set()
         self._renewing: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
 
     async def submit(self, request: GenerationRequest) -> None:
+        reader = self._inbox.expect(request)
         try:
             async with asyncio.timeout(SUBMIT_TIMEOUT_S):
-                replica: str = await self._submit(request)
-        except TimeoutError as exc:
-            raise BackendUnavailable(
-                f"no engine took the request within {SUBMIT_TIMEOUT_S:.0f} s", retry_after_s=10
-            ) from exc
+                replica: str = await self._submit(request, reader)
+        except BaseException as exc:
+            self._inbox.forget(request.request_id)
+            if isinstance(exc, TimeoutError):
+                raise BackendUnavailable(
+                    f"no engine took the request within {SUBMIT_TIMEOUT_S:.0f} s", retry_after_s=10
+                ) from exc
+            raise
         self._remember(request.request_id, replica)
+        self._inbox.follow(request.request_id, Stream(reader, replica))
 
     async def subscribe(
         self, request_id: str, after_index: int = 0
     ) -> AsyncGenerator[list[TokenEvent], None]:
-        replica = await self._locate(request_id)
         self._keep_renewing()
         self._reading.add(request_id)
-        stream = self._engine.options(stream=True).subscribe.remote(
-            request_id, after_index, replica=replica
+        journal = self._inbox.take(request_id) if after_index == 0 else None
+        reading = (
+            self._subscribe(request_id, after_index) if journal is None else self._read(journal)
         )
         try:
-            async for events in stream:
-                yield events
-        except (RayError, RayServeException) as exc:
-            raise as_router_error(exc) from exc
+            async with contextlib.aclosing(reading) as stream:
+                async for events in stream:
+                    yield events
         finally:
             self._reading.discard(request_id)
-            stream.cancel()
 
     async def abort(self, request_id: str) -> Usage | None:
         usage: Usage | None = await _outlive(self._abort(request_id))
+        self._inbox.forget(request_id)
         return usage
 
     async def acknowledge(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._inbox.forget(request_id)
         await _outlive(self._acknowledge(request_ids))
 
     async def claim_orphans(self) -> list[OrphanedGeneration]:
@@ -83,13 +93,61 @@ class LocalBackend:
                 ready=False, reason=f"the engine did not answer within {STATUS_TIMEOUT_S:.0f} s"
             )
 
-    async def _submit(self, request: GenerationRequest) -> Any:
+    async def _read(self, journal: Journal) -> AsyncGenerator[list[TokenEvent], None]:
+        """What the engines sent of a generation that this router submitted."""
+        request_id = journal.request.request_id
+        try:
+            async with contextlib.aclosing(journal.read(0)) as stream:
+                async for events in stream:
+                    yield events
+        finally:
+            followed = self._inbox.forget(request_id)
+            if followed is not None and not journal.has_ended:
+                self._leave(followed, request_id)
+
+    async def _subscribe(
+        self, request_id: str, after_index: int
+    ) -> AsyncGenerator[list[TokenEvent], None]:
+        """A stream of its own: of a generation that another router submitted, or that was read
+        before."""
+        replica = await self._locate(request_id)
+        stream = self._engine.options(stream=True).subscribe.remote(
+            request_id, after_index, replica=replica
+        )
+        try:
+            async for events in stream:
+                yield events
+        except (RayError, RayServeException) as exc:
+            raise as_router_error(exc) from exc
+        finally:
+            stream.cancel()
+
+    async def _follow(self, stream: Stream) -> AsyncGenerator[list[TokenEvent], None]:
+        followed = self._engine.options(stream=True).follow.remote(
+            stream.reader, replica=stream.replica
+        )
+        try:
+            async for events in followed:
+                yield events
+        except (RayError, RayServeException) as exc:
+            raise as_router_error(exc) from exc
+        finally:
+            followed.cancel()
+
+    def _leave(self, followed: Stream, request_id: str) -> None:
+        """Without a wait: its reader has gone."""
+        left = self._call("leave", followed.reader, request_id, replica=followed.replica)
+        task = asyncio.create_task(_suppressing(left), context=Context())
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    async def _submit(self, request: GenerationRequest, reader: str) -> Any:
         """A replica whose ranks died refuses, and looks idle, until Serve replaces it: others are
         asked. Without a refusal the request may have arrived, and must not run twice."""
         refused: tuple[str, ...] = ()
         while True:
             try:
-                return await self._call("submit", request, avoid=refused)
+                return await self._call("submit", request, avoid=refused, reader=reader)
             except ReplicaRefusal as exc:
                 if exc.replica in refused or len(refused) == MAX_REFUSALS:
                     raise exc.reason from exc
@@ -167,6 +225,12 @@ async def _outlive(call: Coroutine[Any, Any, Any]) -> Any:
     """A call that outlives the request it is made for: Serve cancels the calls of a cancelled
     request, and knows them by their context."""
     return await asyncio.shield(asyncio.create_task(call, context=Context()))
+
+
+async def _suppressing(call: Coroutine[Any, Any, Any]) -> None:
+    """A generation on an engine that cannot be reached is over."""
+    with contextlib.suppress(RouterError):
+        await call
 
 
 def sum_of(statuses: Sequence[BackendStatus]) -> BackendStatus:

@@ -74,10 +74,15 @@ class ReplicaRouter(RequestRouter):
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
         method, arguments = pending_request.metadata.call_method, pending_request.args
-        if method == "subscribe":
+        if method == "submit" and pending_request.kwargs.get("reader"):
+            self._choice.followed(arguments[0].request_id)
+        elif method == "subscribe":
             self._choice.opened(arguments[0], pending_request.metadata.internal_request_id)
         elif method == "abort":
             self._choice.ended(arguments[0])
+        elif method == "acknowledge":
+            for request_id in arguments[0]:
+                self._choice.ended(request_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         self._choice.closed(internal_request_id)

@@ -102,7 +102,7 @@ class _Flight:
 
 class ReplicaChoice:
     """`place` chooses; `opened` and `closed` tell when a generation is read and no longer read,
-    `ended` that it was aborted. Replicas are known by their Serve tags."""
+    `followed` that it is read until it has `ended`. Replicas are known by their Serve tags."""
 
     def __init__(
         self, seed: int | None = None, clock: Callable[[], float] = time.monotonic
@@ -111,7 +111,7 @@ class ReplicaChoice:
         self._clock = clock
         self._replicas: dict[str, _Replica] = {}
         self._unread: dict[str, _Flight] = {}  # oldest first
-        self._read: dict[str, _Flight] = {}  # by the id of the call that reads
+        self._read: dict[str, _Flight] = {}  # by the id of the call that reads, or its own
 
     def loads(self) -> dict[str, int]:
         """Tokens in flight on each replica."""
@@ -129,7 +129,7 @@ class ReplicaChoice:
         """The replicas of `tags`, best first; the first one counts as chosen. A request that is
         placed again was refused, and goes to another one. `chain` is of the prompt's full blocks,
         PREFIX_BYTES each."""
-        refused = self._unread.get(request_id)
+        refused = self._unread.get(request_id) or self._read.get(request_id)
         self.ended(request_id)
         self._drop_never_read()
         known = [tag for tag in tags if tag in self._replicas]
@@ -147,13 +147,16 @@ class ReplicaChoice:
         if flight is not None:
             self._read[call_id] = flight
 
+    def followed(self, request_id: str) -> None:
+        self.opened(request_id, request_id)
+
     def closed(self, call_id: str) -> None:
         """Idempotent; calls that read nothing are none of its business."""
         self._land(self._read.pop(call_id, None))
 
     def ended(self, request_id: str) -> None:
-        """Nobody will read it. One that is being read ends with its reader."""
-        self._land(self._unread.pop(request_id, None))
+        """Nobody will read it, or follow it any more. One that a call reads ends with the call."""
+        self._land(self._unread.pop(request_id, None) or self._read.pop(request_id, None))
 
     def _ranked(self, tags: Sequence[str], chain: Sequence[bytes], tokens: int) -> list[str]:
         if not tags:

@@ -1,6 +1,7 @@
 """The script as a backend of token ids: in the router's process, or as a Serve deployment."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 
 from benchmarks.router.script import UPSTREAM_LATENCY_MS
@@ -61,10 +62,28 @@ class ScriptedEngine:
 
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._script = ScriptedBackend(token_ids)
+        self._outboxes: defaultdict[str, asyncio.Queue[list[TokenEvent]]] = defaultdict(
+            asyncio.Queue
+        )
+        self._answering: set[asyncio.Task[None]] = set()
 
-    async def submit(self, request: GenerationRequest, avoid: tuple[str, ...] = ()) -> str:
+    async def submit(
+        self, request: GenerationRequest, avoid: tuple[str, ...] = (), reader: str = ""
+    ) -> str:
         await self._script.submit(request)
+        answering = asyncio.create_task(self._answer(request.request_id, self._outboxes[reader]))
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
         return "only"
+
+    async def follow(
+        self, reader: str, replica: str = ""
+    ) -> AsyncGenerator[list[TokenEvent], None]:
+        while True:
+            yield await self._outboxes[reader].get()
+
+    async def leave(self, reader: str, request_id: str, replica: str = "") -> None:
+        """Nothing here is aborted."""
 
     async def locate(self, request_id: str) -> str:
         return "only"
@@ -86,6 +105,10 @@ class ScriptedEngine:
 
     async def status(self) -> BackendStatus:
         return await self._script.status()
+
+    async def _answer(self, request_id: str, outbox: asyncio.Queue[list[TokenEvent]]) -> None:
+        async for events in self._script.subscribe(request_id):
+            outbox.put_nowait(events)
 
     async def renew(self, request_ids: list[str]) -> None:
         """Nothing here has a lease."""

@@ -12,17 +12,34 @@ from deployments.errors import ReplicaRefusal
 from deployments.local_backend import LocalBackend, sum_of
 from router.backends.base import BackendStatus, OrphanedGeneration
 from router.errors import BackendUnavailable, InvalidRequest, NotFound
-from router.generation import FinishReason, GenerationRequest, SamplingSettings, Usage
+from router.generation import (
+    FinishReason,
+    GenerationRequest,
+    SamplingSettings,
+    TokenEvent,
+    Usage,
+)
 
 
 class FakeEngines:
     """A deployment handle. `to_one` and `to_all` answer by method; an exception is raised, and one
-    in a list of `to_all` is what that replica raised."""
+    in a list of `to_all` is what that replica raised. `streams` has what each `follow` yields; it
+    does not end where that ends in `...`, or where there is none left."""
 
     def __init__(self, to_one: dict[str, Any], to_all: dict[str, list[Any]]) -> None:
         self._to_one = to_one
         self._to_all = to_all
         self.calls: list[tuple[Any, ...]] = []
+        self.streams: list[list[Any]] = []
+        self.readers: list[tuple[str, str]] = []  # replica and reader, of each `follow`
+
+    def options(self, *, stream: bool) -> "FakeEngines":
+        assert stream
+        return self
+
+    def follow_as(self, reader: str, replica: str) -> "FakeStream":
+        self.readers.append((replica, reader))
+        return FakeStream(self.streams.pop(0) if self.streams else [...])
 
     def __getattr__(self, method: str) -> Any:
         return FakeMethod(self, method)
@@ -46,10 +63,33 @@ class FakeMethod:
         self._method = method
 
     def remote(
-        self, *arguments: Any, replica: str | None = None, avoid: tuple[str, ...] = ()
+        self,
+        *arguments: Any,
+        replica: str | None = None,
+        avoid: tuple[str, ...] = (),
+        reader: str = "",
     ) -> Any:
+        if self._method == "follow":
+            return self._engines.follow_as(*arguments, replica)
+        assert bool(reader) == (self._method == "submit")
         arguments += (avoid,) if avoid else ()
         return self._engines.answer(self._method, arguments, replica)
+
+
+class FakeStream:
+    def __init__(self, answers: list[Any]) -> None:
+        self._answers = answers
+
+    async def __aiter__(self):
+        for answer in self._answers:
+            if answer is ...:
+                await asyncio.Event().wait()
+            if isinstance(answer, BaseException):
+                raise answer
+            yield answer
+
+    def cancel(self) -> None:
+        pass
 
 
 class FakeBroadcast:
@@ -190,6 +230,101 @@ async def test_an_abort_outlives_the_request_that_asked_for_it():
     abort.cancel()
     await asyncio.wait_for(arrived.wait(), 1)
     assert abort.cancelled()
+
+
+def event(name: str, index: int, *token_ids: int, reason: FinishReason | None = None) -> TokenEvent:
+    usage = Usage(2, 0, index + len(token_ids))
+    return TokenEvent(name, index, token_ids, usage, finish_reason=reason)
+
+
+async def read(backend: LocalBackend, name: str) -> list[TokenEvent]:
+    return [each async for events in backend.subscribe(name) for each in events]
+
+
+async def test_generations_of_one_engine_come_in_one_stream():
+    backend, engines = backend_on({"submit": "a"})
+    engines.streams = [
+        [
+            [event("r", 0, 7), event("unknown", 0, 1)],
+            [event("s", 0, 5), event("r", 1, 8, 9, reason=FinishReason.LENGTH)],
+            [event("s", 1, 6, reason=FinishReason.LENGTH)],
+        ]
+    ]
+    await backend.submit(request("r"))
+    await backend.submit(request("s"))
+    ours, others = await asyncio.gather(read(backend, "r"), read(backend, "s"))
+    assert [token for each in ours for token in each.token_ids] == [7, 8, 9]
+    assert [token for each in others for token in each.token_ids] == [5, 6]
+    assert len(engines.readers) == 1
+    assert [call[1] for call in engines.calls] == ["submit", "submit"]
+
+
+async def test_tokens_that_wait_for_their_reader_come_at_once():
+    backend, engines = backend_on({"submit": "a"})
+    last = event("r", 2, 9, reason=FinishReason.LENGTH)
+    engines.streams = [[[event("r", 0, 7)], [event("r", 1, 8)], [last]]]
+    await backend.submit(request())
+    await asyncio.sleep(0)
+    (all_of_it,) = await read(backend, "r")
+    assert (all_of_it.index, all_of_it.token_ids) == (0, (7, 8, 9))
+    assert (all_of_it.usage, all_of_it.finish_reason) == (last.usage, FinishReason.LENGTH)
+
+
+async def test_a_stream_that_breaks_fails_what_it_has_not_ended_and_the_next_is_another():
+    backend, engines = backend_on({"submit": "a"})
+    ended = event("s", 0, 5, reason=FinishReason.LENGTH)
+    engines.streams = [[[event("r", 0, 7), ended], ActorDiedError()]]
+    await backend.submit(request("r"))
+    await backend.submit(request("s"))
+    stream = backend.subscribe("r")
+    assert [each.token_ids for each in await anext(stream)] == [(7,)]
+    with pytest.raises(BackendUnavailable, match="died and is being restarted"):
+        await anext(stream)
+    assert await read(backend, "s") == [ended]
+    engines.streams = [[[event("t", 0, 3, reason=FinishReason.LENGTH)]]]
+    await backend.submit(request("t"))
+    assert len(await read(backend, "t")) == 1
+    (_, before), (_, after) = engines.readers
+    assert before != after
+
+
+async def test_a_stream_that_was_idle_is_opened_again_for_what_came_meanwhile():
+    backend, engines = backend_on({"submit": "a"})
+    engines.streams = [[[event("r", 0, 7, reason=FinishReason.LENGTH)]]]
+    await backend.submit(request("r"))
+    assert len(await read(backend, "r")) == 1
+    engines.streams = [[[event("s", 0, 7, reason=FinishReason.LENGTH)]]]
+    await backend.submit(request("s"))
+    assert len(await read(backend, "s")) == 1
+    assert len(set(engines.readers)) == 1
+
+
+async def test_what_an_engine_forgot_is_not_waited_for():
+    backend, engines = backend_on({"submit": "a"})
+    engines.streams = [[[event("r", 0, 7)]]]
+    await backend.submit(request("r"))
+    with pytest.raises(NotFound, match="generation r is unknown"):
+        await read(backend, "r")
+
+
+async def test_a_reader_that_goes_leaves_its_generation():
+    backend, engines = backend_on({"submit": "a", "leave": None})
+    engines.streams = [[[event("r", 0, 7)], ...]]
+    await backend.submit(request("r"))
+    stream = backend.subscribe("r")
+    await anext(stream)
+    await stream.aclose()
+    await asyncio.sleep(0.01)
+    ((_, reader),) = set(engines.readers)
+    assert engines.calls[-1] == ("a", "leave", reader, "r")
+
+
+async def test_a_refused_request_leaves_nothing_behind():
+    backend, engines = backend_on({"submit": [raised_there(InvalidRequest("too long"))]})
+    with pytest.raises(InvalidRequest):
+        await backend.submit(request())
+    assert engines.readers == []
+    assert not backend._inbox._journals
 
 
 def test_a_sum_is_ready_when_one_is_and_says_why_when_none_is():

@@ -130,3 +130,14 @@ async def test_a_generation_that_is_aborted_unread_is_no_load(router):
     await ranking(router, pending("submit", request((1,) * 96)))
     router.on_request_routed(pending("abort", "r"), REPLICAS[0].replica_id, None)
     assert sum(router._choice.loads().values()) == 0
+
+
+async def test_a_generation_that_is_followed_is_a_load_until_it_is_accounted_for(router):
+    asked = request((1,) * 96)
+    for avoid in ((), ("a",)):  # refused by the first one
+        submit = pending("submit", asked, avoid=avoid, reader="one")
+        await ranking(router, submit)
+        router.on_request_routed(submit, REPLICAS[0].replica_id, None)
+    assert sum(router._choice.loads().values()) == 100
+    router.on_request_routed(pending("acknowledge", ["r"]), REPLICAS[0].replica_id, None)
+    assert sum(router._choice.loads().values()) == 0

@@ -1,4 +1,6 @@
 import dataclasses
+import pickle
+import pickletools
 from typing import get_type_hints
 
 import pytest
@@ -10,7 +12,7 @@ from engine import errors as engine_errors
 from engine.grammar import MAX_GRAMMAR_CHARACTERS
 from engine.grammar import Grammar as EngineGrammar
 from engine.grammar import GrammarKind as EngineGrammarKind
-from engine.outputs import SequenceOutput, TokenLogprobs
+from engine.outputs import SequenceOutput, StepOutput, StepStats, TokenLogprobs
 from engine.outputs import Usage as EngineUsage
 from engine.sampling_params import SamplingParams
 from engine.sequence import FinishReason as EngineFinishReason
@@ -118,3 +120,16 @@ def test_every_engine_error_has_a_router_error(kind: type[engine_errors.EngineEr
     else:
         assert type(error) is BackendError
         assert "12 > 8" not in error.message
+
+
+def test_what_crosses_for_every_token_is_made_anew_by_its_constructor():
+    usage = EngineUsage(5, 1, 2)
+    logprobs = (TokenLogprobs(-0.5, ((3, -0.5),)),)
+    output = SequenceOutput("r", (3,), logprobs, EngineFinishReason.LENGTH, usage)
+    step = StepOutput((output,), StepStats(0, 1, 0, 1, 0, 9, 10, 1.5))
+    event = to_token_event(output, 1)
+    for crossing in (step, event):
+        pickled = pickle.dumps(crossing, protocol=5)
+        assert pickle.loads(pickled) == crossing
+        operations = [operation.name for operation, _, _ in pickletools.genops(pickled)]
+        assert "BUILD" not in operations  # no __setstate__
