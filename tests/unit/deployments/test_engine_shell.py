@@ -337,7 +337,7 @@ async def test_what_a_follower_leaves_is_aborted_and_the_rest_goes_on():
     throttle = Throttle(3)
     async with running(throttle) as (shell, _):
         await shell.submit(request("kept"), reader="one")
-        await shell.submit(request("left"), reader="one")
+        await shell.submit(request("left", max_tokens=450), reader="one")
         following = asyncio.create_task(follow_all(shell, "one", 1))
         await asyncio.sleep(0.05)
         leaving = asyncio.create_task(shell.leave("one", "left"))
@@ -352,7 +352,7 @@ async def test_what_a_follower_leaves_is_aborted_and_the_rest_goes_on():
 async def test_a_follower_that_dies_leaves_everything():
     throttle = Throttle(3)
     async with running(throttle) as (shell, _):
-        await shell.submit(request("r"), reader="one")
+        await shell.submit(request("r", max_tokens=450), reader="one")
         await shell.submit(request("graced", grace_s=20.0), reader="one")
         following = asyncio.create_task(follow_all(shell, "one", 2))
         await asyncio.sleep(0.05)
