@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 
 from kernels.contract import Contract
 from kernels.launch import Launcher, cdiv, runs_kernels
@@ -11,6 +12,7 @@ from kernels.linear import reference
 from kernels.silu_mul.api import silu_mul
 
 KERNELS = "kernels.linear.kernel:{}_kernel"
+EXACT_ROWS = 64  # up to which oneDNN is shown every number of rows
 Meta = Mapping[str, int]
 
 
@@ -111,10 +113,7 @@ def linear(x: torch.Tensor, packed: PackedLinear, *, deterministic: bool = False
     """
     assert x.shape[-1] == packed.weight.shape[1], (x.shape, packed.weight.shape)
     if packed.is_packed:
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, packed.weight, packed.bias, "none", [], ""
-        )
-        return result
+        return _by_onednn(x, packed)
     if runs_kernels(x):
         if deterministic:
             return fixed(x, packed)
@@ -134,6 +133,24 @@ def linear_silu_mul(
         if form is not None:
             return multiply(form, x, packed)
     return silu_mul(linear(x, packed, deterministic=deterministic))
+
+
+def _by_onednn(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    """It keeps 0.65 MB for each shape of a weight and number of rows: of rows it is shown few."""
+    num_rows = x.shape[0]
+    num_padding = in_few_steps(num_rows) - num_rows if num_rows > EXACT_ROWS else 0
+    if num_padding:
+        x = F.pad(x, (0, 0, 0, num_padding))
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
+        x, packed.weight, packed.bias, "none", [], ""
+    )
+    return product[:num_rows] if num_padding else product
+
+
+def in_few_steps(num_rows: int) -> int:
+    """Rounded up, beyond EXACT_ROWS to 32 steps an octave: of 256 numbers 128 remain."""
+    step = 1 << max(0, (num_rows - 1).bit_length() - EXACT_ROWS.bit_length() + 1)
+    return cdiv(num_rows, step) * step
 
 
 def rounded_up(num_rows: int) -> int:

@@ -16,6 +16,7 @@ from kernels.linear.api import (
     Form,
     LinearPlan,
     PackedLinear,
+    in_few_steps,
     linear,
     linear_silu_mul,
     multiply,
@@ -68,7 +69,7 @@ def silu_mul_in_float32(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(
-    ("num_tokens", "in_size", "out_size"), [(1, 5, 3), (8, 64, 96), (33, 7, 1)]
+    ("num_tokens", "in_size", "out_size"), [(1, 5, 3), (8, 64, 96), (33, 7, 1), (131, 7, 5)]
 )
 def test_packed_equals_the_matrix_product(
     dtype: torch.dtype, has_bias: bool, num_tokens: int, in_size: int, out_size: int
@@ -84,6 +85,28 @@ def test_packed_equals_the_matrix_product(
     tolerance = 1e-5 if dtype == torch.float32 else 5e-2
     assert product.dtype == dtype
     torch.testing.assert_close(product.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_onednn_is_shown_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    product, shown = torch.ops.mkldnn._linear_pointwise, set()
+
+    def look(x: torch.Tensor, *others: object) -> torch.Tensor:
+        shown.add(len(x))
+        return product(x, *others)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", look)
+    packed, x = pack_linear(normal(3, 5)), normal(300, 5)
+
+    assert all(len(linear(x[:num_rows], packed)) == num_rows for num_rows in range(257))
+
+    assert set(range(65)) < shown
+    assert len(shown - {0}) == 128
+
+
+def test_rows_in_few_steps_are_hardly_more() -> None:
+    for num_rows in range(2050):
+        assert num_rows <= in_few_steps(num_rows) <= num_rows * 33 / 32
+    assert len({in_few_steps(num_rows) for num_rows in range(1, 2049)}) == 224
 
 
 def test_no_rows_give_no_rows() -> None:
