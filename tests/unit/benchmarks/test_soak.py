@@ -262,8 +262,31 @@ def test_one_stalled_step_misses_its_bar() -> None:
 
         return stall
 
-    assert missed(soak(stall_at(800))[0]) == {"worst_step", "worst_step_cpu"}
+    rows, outcome = soak(stall_at(800))
+    assert missed(rows) == {"worst_step_cpu"}
+    assert rows["worst_step"].ours == rows["worst_step_cpu"].ours == pytest.approx(11)
+    on_a_gpu = {row.case: row for row in rows_of(outcome, "cuda:0")}
+    assert missed(on_a_gpu) == {"worst_step"}
+    assert "worst_step_cpu" not in on_a_gpu
     assert missed(soak(stall_at(100))[0]) == set(), "it was within the warm-up"
+
+
+def test_a_machine_that_others_use_stalls_no_step_of_a_cpu() -> None:
+    clock = Clock()
+
+    def wall_clock() -> float:
+        """In one step the others take the time of ten."""
+        return clock.now_s + (10 * STEP_S if clock.now_s > SECONDS / 2 else 0.0)
+
+    probe = lambda: {"rss": 1e9}  # noqa: E731
+    outcome = Soak(
+        FakeEngine(clock), LOAD, probe, SECONDS, lag=0, clock=wall_clock, cpu_clock=clock
+    ).run()
+    rows = {row.case: row for row in rows_of(outcome, "cpu")}
+
+    assert rows["worst_step"].ours > 10
+    assert rows["worst_step_cpu"].ours == pytest.approx(1)
+    assert missed(rows) == set()
 
 
 def stats(num_prefill: int, num_decode: int) -> StepStats:
@@ -333,6 +356,7 @@ def test_the_pool_is_smaller_than_what_may_run(
     assert num_blocks <= limits.num_blocks < config.scheduler.max_num_sequences * num_blocks
     assert limits.max_new_tokens > 2 * BLOCK_SIZE
     assert config.check_integrity
+    assert (config.scheduler.itl_budget_ms is None) == (device == "cpu")
 
 
 def test_the_file_says_what_was_seen(tmp_path: Path) -> None:
@@ -344,4 +368,5 @@ def test_the_file_says_what_was_seen(tmp_path: Path) -> None:
     assert [row["case"] for row in content["rows"]] == list(rows)
     assert set(content["ended"]) == {"length", "abort", "stop_token"}
     assert content["faults"] == []
-    assert content["step_ms"]["decode"]["median"] == pytest.approx(1e3 * STEP_S)
+    for times in (content["step_ms"], content["step_cpu_ms"]):
+        assert times["decode"]["median"] == pytest.approx(1e3 * STEP_S)
