@@ -22,8 +22,14 @@ from kernels.rope_append.api import rope_append
 from kernels.rotary.api import rotary
 from kernels.sampling.api import sample
 from kernels.silu_mul.api import silu_mul
+from kernels.tiered_decode.api import tiered_decode
+from kernels.tiered_decode.reference import Slabs
+from kernels.tiered_plan.api import tiered_plan
+from kernels.tiered_plan.reference import FORMATS
+from kernels.tiered_plan.reference import tiered_plan as reference_plan
 from tests.kernels.contexts import paged
 from tests.kernels.sampling_rows import ROWS, parameters_of
+from tests.kernels.slab_caches import bounds_of, slab_cache
 
 Calls = Mapping[str, Callable[[], object]]
 
@@ -43,6 +49,10 @@ def small_calls(device: str = "cuda") -> Calls:
     for head_dim in (80, 128):
         calls |= {
             f"{name} {head_dim}": call for name, call in attention_calls(head_dim, device).items()
+        }
+    for head_dim in (64, 128):
+        calls |= {
+            f"{name} {head_dim}": call for name, call in tiered_calls(head_dim, device).items()
         }
     for vocab in (1003, 4128):
         calls |= {f"{name} {vocab}": call for name, call in sampling_calls(vocab, device).items()}
@@ -117,6 +127,23 @@ def attention_calls(head_dim: int, device: str) -> dict[str, Callable[[], object
         "paged_decode": lambda: paged_decode(query, *contexts, 0.1),
         "paged_decode, window": lambda: paged_decode(query, *contexts, 0.1, 75, deterministic=True),
     }
+
+
+def tiered_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
+    """Of few runs, and of so many that the merge has its other form."""
+    query = torch.randn(3, 6, head_dim, dtype=torch.bfloat16, device=device)
+    calls: dict[str, Callable[[], object]] = {}
+    for formats in FORMATS:
+        slabs, *others = slab_cache(bounds_of([0, 70, 460], warm=128), 2, head_dim, formats)
+        on_device = Slabs(*(each.to(device) for each in slabs))
+        key_tables, value_tables, bounds = (each.to(device) for each in others)
+        for num_runs in (5, 40):
+            plan = reference_plan(bounds.cpu(), num_runs, formats).to(device)
+            arguments = (query, on_device, key_tables, value_tables, plan, formats, 0.1)
+            name = f"{formats.key_bits}, {formats.value_bits}, {num_runs} runs"
+            calls[f"tiered_plan {name}"] = partial(tiered_plan, bounds, num_runs, formats)
+            calls[f"tiered_decode {name}"] = partial(tiered_decode, *arguments)
+    return calls
 
 
 def sampling_calls(vocab: int, device: str) -> dict[str, Callable[[], object]]:

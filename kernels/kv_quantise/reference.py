@@ -1,0 +1,96 @@
+"""The specification: affine codes between the least and the greatest value, rounded half to even.
+
+Of keys a channel of a block shares a scale and a zero, of values a token of all channels. A scale
+is at least a 1024th of the greatest magnitude, so that a zero is known to a quarter of a step:
+channels far from zero lose bits, not their place. Scales beyond float16 stop at its greatest.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from kernels.kv_quantise.layout import (
+    BIAS,
+    BLOCK_TOKENS,
+    LEVELS,
+    high_nibble_factors,
+    pack_key_meta,
+    pack_keys,
+    pack_value_meta,
+    pack_values,
+    slabs_of_block,
+    unpack_key_meta,
+    unpack_keys,
+    unpack_value_meta,
+    unpack_values,
+)
+
+MAX_ZERO = 1024.0
+MIN_SCALE = 2.0**-20  # a 16th of it is not zero in float16
+MAX_SCALE = 65504.0
+
+
+class Packed(NamedTuple):
+    """Slabs of a block: bytes [..., slabs, 32 * size], and their metadata: of keys [..., slabs, 2,
+    size], of values [..., slabs, 2, 64]; scales, then zeros."""
+
+    bytes: torch.Tensor
+    meta: torch.Tensor
+
+
+def quantised_keys(keys: torch.Tensor, bits: int) -> Packed:
+    """keys [..., 64, size] of one head."""
+    size = keys.shape[-1]
+    factors = high_nibble_factors(size, bits)
+    kept, zeros, codes = _affine(keys.float(), -2, bits, factors)
+    meta = torch.stack([pack_key_meta(kept.squeeze(-2)), pack_key_meta(zeros.squeeze(-2))], -2)
+    slabs = codes.unflatten(-2, (slabs_of_block(bits), -1))
+    meta = meta.unsqueeze(-3).expand(*meta.shape[:-2], slabs_of_block(bits), 2, size)
+    return Packed(pack_keys(slabs, bits), meta.contiguous())
+
+
+def quantised_values(values: torch.Tensor, bits: int) -> Packed:
+    """values [..., 64, size] of one head. What its metadata has no token for is zero."""
+    kept, zeros, codes = _affine(values.float(), -1, bits, torch.ones(1))
+    slabs = codes.unflatten(-2, (slabs_of_block(bits), -1))
+    meta = values.new_zeros(*slabs.shape[:-2], 2, BLOCK_TOKENS, dtype=torch.float16)
+    for place, each in enumerate((kept, zeros)):
+        packed = pack_value_meta(each.squeeze(-1).unflatten(-1, (slabs_of_block(bits), -1)))
+        meta[..., place, : packed.shape[-1]] = packed
+    return Packed(pack_values(slabs, bits), meta)
+
+
+def dequantised_keys(packed: Packed, bits: int) -> torch.Tensor:
+    """[..., 64, size] float64, exact: what the slabs of a block stand for."""
+    codes = unpack_keys(packed.bytes, bits).flatten(-3, -2)
+    first = packed.meta[..., 0, :, :]
+    factors = high_nibble_factors(codes.shape[-1], bits).to(codes.device)
+    scales = unpack_key_meta(first[..., 0, :]).double() * factors
+    zeros = unpack_key_meta(first[..., 1, :]).double() / factors
+    return (codes.double() - BIAS[bits] + zeros.unsqueeze(-2)) * scales.unsqueeze(-2)
+
+
+def dequantised_values(packed: Packed, bits: int) -> torch.Tensor:
+    """[..., 64, size] float64, exact: what the slabs of a block stand for."""
+    codes = unpack_values(packed.bytes, bits).flatten(-3, -2)
+    scales, zeros = (
+        unpack_value_meta(each[..., : BLOCK_TOKENS // slabs_of_block(bits)]).flatten(-2)
+        for each in packed.meta.double().unbind(-2)
+    )
+    return (codes.double() - BIAS[bits] + zeros.unsqueeze(-1)) * scales.unsqueeze(-1)
+
+
+def _affine(
+    exact: torch.Tensor, dim: int, bits: int, factors: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scales / factors and zeros * factors in float16, and codes of them."""
+    factors = factors.to(exact.device)
+    least, greatest = exact.amin(dim, keepdim=True), exact.amax(dim, keepdim=True)
+    magnitude = torch.maximum(-least, greatest)
+    scale = torch.maximum((greatest - least) / LEVELS[bits], magnitude / MAX_ZERO)
+    kept = (scale.clamp(MIN_SCALE, MAX_SCALE) / factors).half()
+    scale = kept.float() * factors
+    kept_zero = ((least / scale + BIAS[bits]) * factors).half()
+    zero = kept_zero.float() / factors
+    codes = (exact / scale - zero + BIAS[bits]).clamp(0, LEVELS[bits]).round()
+    return kept, kept_zero, codes.to(torch.uint8)

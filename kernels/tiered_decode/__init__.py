@@ -1,0 +1,1 @@
+"""Attention of one new token a sequence over slabs of several formats."""

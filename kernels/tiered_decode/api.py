@@ -1,0 +1,90 @@
+"""Entry points of the op."""
+
+from functools import cache
+
+import torch
+
+from kernels.errors import ContractError
+from kernels.launch import Launcher, cdiv
+from kernels.tiered_decode import reference
+from kernels.tiered_decode.reference import Slabs
+from kernels.tiered_plan.reference import Formats
+
+NUM_SMS_WITHOUT_A_GPU = 2
+
+_launch = Launcher(reference.CONTRACT, "kernels.tiered_decode.kernel:tiered_decode_kernel")
+_launch_merge = Launcher(
+    reference.MERGE_CONTRACT, "kernels.tiered_decode.kernel:tiered_decode_merge_kernel"
+)
+
+
+def num_runs_of(device: torch.device, num_kv_heads: int, size: int) -> int:
+    """Into how many runs a step's slabs are dealt: all their programs run at once."""
+    per_sm = reference.PROGRAMS_PER_SM.get(size, 8)
+    return max(1, _num_sms(device) * per_sm // num_kv_heads)
+
+
+def tiered_decode(
+    query: torch.Tensor,
+    slabs: Slabs,
+    key_tables: torch.Tensor,
+    value_tables: torch.Tensor,
+    plan: torch.Tensor,
+    formats: Formats,
+    scale: float,
+    out_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """query [num_sequences, num_heads, size] bfloat16 -> attended, in `out_dtype` (that of the
+    query, if None), and the logarithm of the sum of exponentials of each head's scores,
+    [num_sequences, num_heads] fp32, by which results over parts of a context merge.
+
+    key_tables, value_tables [num_sequences, most slabs of a sequence] int32: the slabs of sink,
+    cold, warm and hot tier, in this order. plan: of `tiered_plan` for the same formats. A sequence
+    of no tokens gives zeros and -inf. Table entries past a sequence's slabs are not read, and what
+    lies in its last slab past its last token may be anything. All that changes from step to step is
+    read on the GPU: a captured graph stays right.
+    """
+    num_sequences, num_heads, size = query.shape
+    num_kv_heads = slabs.key_meta.shape[1]
+    group = num_heads // num_kv_heads
+    assert num_heads % num_kv_heads == 0, (query.shape, slabs.key_meta.shape)
+    if size not in reference.SIZES:
+        expected = f"of heads of {' or '.join(map(str, reference.SIZES))}"
+        raise ContractError("tiered_decode", "query", expected, f"{size}")
+    if group > reference.ROWS[-1]:
+        expected = f"of at most {reference.ROWS[-1]} heads a KV head"
+        raise ContractError("tiered_decode", "query", expected, f"{group}")
+    rows = next(rows for rows in reference.ROWS if group <= rows)
+    num_records = len(plan)
+    partial = query.new_empty(num_records, num_heads, size, dtype=torch.float32)
+    partial_lse = partial.new_empty(num_records, num_heads)
+    arguments = (query, *slabs, key_tables, value_tables, plan, partial, partial_lse)
+    sizes = (
+        num_sequences,
+        num_heads,
+        len(slabs.keys),
+        len(slabs.values),
+        num_kv_heads,
+        key_tables.shape[1],
+        value_tables.shape[1],
+        num_records,
+    )
+    grid = (num_kv_heads, num_records - num_sequences)
+    meta = reference.meta_of(formats, size, rows)
+    _launch(grid, *arguments, *query.stride()[:2], *sizes, scale, **meta)
+
+    out = query.new_empty(query.shape, dtype=out_dtype or query.dtype)
+    lse = partial.new_empty(query.shape[:2])
+    is_few = 2 * grid[1] <= reference.FEW_SPLITS * num_sequences
+    merge = reference.MERGE_META_OF_FEW if is_few else reference.MERGE_META_OF_MANY
+    grid = (num_sequences * num_heads, cdiv(size, merge["COLUMNS"]))
+    results = (partial, partial_lse, plan, out, lse)
+    _launch_merge(grid, *results, num_records, num_sequences, num_heads, **merge, SIZE=size)
+    return out, lse
+
+
+@cache
+def _num_sms(device: torch.device) -> int:
+    if device.type != "cuda":
+        return NUM_SMS_WITHOUT_A_GPU
+    return torch.cuda.get_device_properties(device).multi_processor_count

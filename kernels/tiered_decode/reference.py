@@ -1,0 +1,139 @@
+"""The specification: a cache of several formats, dequantised, then attention in float64.
+
+The kernel rounds each scaled query and each weight to float16 before they meet their codes (of
+bfloat16 slabs: a weight to 16 bits): an error of some 2^-11 of the mean size of keys and values.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from kernels.contract import FLOATS, Contract, Count, InOut, Output, Scalar, Stride, Tensor
+from kernels.kv_quantise.layout import SLAB_TOKENS, slabs_of_block
+from kernels.kv_quantise.reference import Packed, dequantised_keys, dequantised_values
+from kernels.launch import cdiv
+from kernels.tiered_plan.reference import TOKEN_BITS, WARM_BITS, Formats
+
+CONTRACT = Contract(
+    "tiered_decode",
+    query=Tensor("sequences heads size", torch.bfloat16, layout="rows", wide_index=True),
+    key_slabs=Tensor("slabs kv_heads 32*size", torch.uint8, wide_index=True),
+    value_slabs=Tensor("value_slabs kv_heads 32*size", torch.uint8, wide_index=True),
+    key_meta=Tensor("slabs kv_heads 2 size", torch.float16, wide_index=True),
+    value_meta=Tensor("value_slabs kv_heads 2 64", torch.float16, wide_index=True),
+    key_tables=Tensor("sequences max_key_slabs", torch.int32, wide_index=True),
+    value_tables=Tensor("sequences max_value_slabs", torch.int32, wide_index=True),
+    plan=Tensor("records 16", torch.int32),
+    partial=InOut("records heads size", torch.float32, wide_index=True),
+    partial_lse=InOut("records heads", torch.float32),
+    query_sequence_stride=Stride("query", 0),
+    query_head_stride=Stride("query", 1),
+    sequences=Count("sequences"),
+    heads=Count("heads"),
+    num_key_slabs=Count("slabs"),
+    num_value_slabs=Count("value_slabs"),
+    kv_heads=Count("kv_heads"),
+    max_key_slabs=Count("max_key_slabs"),
+    max_value_slabs=Count("max_value_slabs"),
+    records=Count("records"),
+    scale=Scalar(float, 0.0),
+)
+MERGE_CONTRACT = Contract(
+    "tiered_decode_merge",
+    partial=Tensor("records heads size", torch.float32, wide_index=True),
+    partial_lse=Tensor("records heads", torch.float32),
+    plan=Tensor("records 16", torch.int32),
+    out=Output("sequences heads size", FLOATS, wide_index=True),
+    lse=Output("sequences heads", torch.float32),
+    records=Count("records"),
+    sequences=Count("sequences"),
+    heads=Count("heads"),
+)
+# One warp a program: nothing then crosses warps. An SM runs programs_per_sm of them at once, by
+# their registers; only the host's plan knows that. Measured on an H200: five stages where a block
+# is of 4 bits, for two blocks are under way then; three of 8 bits, whose blocks are twice as large.
+STAGES = {(4, 4): 5, (8, 4): 3, (8, 8): 3}
+SIZES = (64, 128)
+PROGRAMS_PER_SM = {64: 8, 128: 8}
+ROWS = (8, 16)  # query heads of one KV head
+# A program merges COLUMNS of one head, SPLITS partial results at a time: of few splits there are
+# many heads, and of many few.
+FEW_SPLITS = 8
+MERGE_META_OF_FEW = {"COLUMNS": 64, "SPLITS": FEW_SPLITS, "num_warps": 1}
+MERGE_META_OF_MANY = {"COLUMNS": 32, "SPLITS": 64, "num_warps": 4}
+
+
+class Slabs(NamedTuple):
+    """The arenas of keys and of values, [num_slabs, kv_heads, 32 * size] uint8, and the metadata of
+    their slabs, [num_slabs, kv_heads, 2, size] and [num_slabs, kv_heads, 2, 64] float16."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    key_meta: torch.Tensor
+    value_meta: torch.Tensor
+
+
+def meta_of(formats: Formats, size: int, rows: int) -> dict[str, int]:
+    """What the kernel is launched with."""
+    bits = {"KEY_BITS": formats.key_bits, "VALUE_BITS": formats.value_bits}
+    return bits | {"SIZE": size, "ROWS": rows, "STAGES": STAGES[formats], "num_warps": 1}
+
+
+def tiered_decode(
+    query: torch.Tensor,
+    slabs: Slabs,
+    key_tables: torch.Tensor,
+    value_tables: torch.Tensor,
+    bounds: torch.Tensor,
+    formats: Formats,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """query [num_sequences, num_heads, size] -> attended, float64 as it, and the logarithm of the
+    sum of exponentials of each head's scores, [num_sequences, num_heads] float64."""
+    num_kv_heads, size = slabs.key_meta.shape[1], slabs.key_meta.shape[3]
+    out = query.new_zeros(query.shape, dtype=torch.float64)
+    lse = query.new_full(query.shape[:2], float("-inf"), dtype=torch.float64)
+    for row, each in enumerate(bounds.tolist()):
+        if each[3] == 0:
+            continue
+        keys = dequantised(slabs, key_tables[row], each, formats, is_keys=True)
+        values = dequantised(slabs, value_tables[row], each, formats, is_keys=False)
+        grouped = query[row].double().view(num_kv_heads, -1, size)
+        scores = torch.einsum("kgd,ktd->kgt", grouped, keys) * scale
+        out[row] = torch.einsum("kgt,ktd->kgd", scores.softmax(-1), values).view(query.shape[1:])
+        lse[row] = scores.logsumexp(-1).flatten()
+    return out, lse
+
+
+def dequantised(
+    slabs: Slabs, table: torch.Tensor, bounds: list[int], formats: Formats, *, is_keys: bool
+) -> torch.Tensor:
+    """The keys or the values of one sequence, [kv_heads, length, size] float64."""
+    sink, cold, warm, length = bounds
+    bits = formats.key_bits if is_keys else formats.value_bits
+    parts, at = [], 0
+    for num_tokens, each_bits in (
+        (sink, TOKEN_BITS),
+        (cold - sink, bits),
+        (warm - cold, WARM_BITS),
+        (length - warm, TOKEN_BITS),
+    ):
+        num_slabs = cdiv(num_tokens, SLAB_TOKENS[each_bits])
+        chosen = table[at : at + num_slabs].long()
+        part = _of_format(slabs, chosen, each_bits, is_keys=is_keys)
+        parts.append(part[:, :num_tokens])
+        at += num_slabs
+    return torch.cat(parts, 1)
+
+
+def _of_format(slabs: Slabs, chosen: torch.Tensor, bits: int, *, is_keys: bool) -> torch.Tensor:
+    """[kv_heads, tokens, size] float64."""
+    num_kv_heads, size = slabs.key_meta.shape[1], slabs.key_meta.shape[3]
+    arena, meta = (slabs.keys, slabs.key_meta) if is_keys else (slabs.values, slabs.value_meta)
+    if bits == TOKEN_BITS:
+        tokens = arena[chosen].view(torch.bfloat16).view(-1, num_kv_heads, size)
+        return tokens.transpose(0, 1).double()
+    blocks = chosen.view(-1, slabs_of_block(bits))
+    packed = Packed(arena[blocks].movedim(2, 0), meta[blocks].movedim(2, 0))
+    dequantised_blocks = dequantised_keys if is_keys else dequantised_values
+    return dequantised_blocks(packed, bits).flatten(1, 2)

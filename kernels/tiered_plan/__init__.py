@@ -1,0 +1,1 @@
+"""Deals the slabs of a step to the programs of tiered_decode."""

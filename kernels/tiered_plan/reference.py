@@ -1,0 +1,124 @@
+"""The specification: all sequences' slabs, of keys and of values, in equal numbers to all runs.
+
+Slabs have the same bytes in every format, and reading them is what a step costs.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from kernels.contract import Contract, Count, Output, Tensor
+from kernels.kv_quantise.layout import BLOCK_TOKENS, SLAB_TOKENS, slabs_of_block
+from kernels.launch import cdiv
+
+TOKEN_BITS, WARM_BITS = 16, 8
+RECORD_SIZE = 16
+# Of a record: a sequence, how many of them its run has (of the first), what of each format it
+# takes, where the formats lie in the tables; of a sequence, which runs take parts of it.
+(
+    SEQUENCE,
+    NUM_SEQUENCES,
+    FIRST_TOKEN_SLAB,
+    LAST_TOKEN_SLAB,
+    FIRST_COLD,
+    LAST_COLD,
+    FIRST_WARM,
+    LAST_WARM,
+    SINK_SLABS,
+    KEY_SKIP,
+    VALUE_SKIP,
+    NUM_TOKENS,
+    WARM_BLOCKS,
+    FIRST_RUN,
+    NUM_RUNS,
+    _,
+) = range(RECORD_SIZE)
+CONTRACT = Contract(
+    "tiered_plan",
+    bounds=Tensor("sequences 4", torch.int32),
+    plan=Output("records 16", torch.int32),
+    sequences=Count("sequences"),
+    records=Count("records"),
+)
+
+
+class Formats(NamedTuple):
+    """Bits of the cold tier's keys and values: (4, 4), (8, 4) or (8, 8)."""
+
+    key_bits: int
+    value_bits: int
+
+
+FORMATS = (Formats(4, 4), Formats(8, 4), Formats(8, 8))
+
+
+def meta_of(formats: Formats) -> dict[str, int]:
+    """What the kernel is launched with."""
+    bits = {"KEY_BITS": formats.key_bits, "VALUE_BITS": formats.value_bits}
+    return bits | {"RECORDS": 32, "SEQUENCES": 64, "num_warps": 4}
+
+
+def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.Tensor:
+    """bounds [num_sequences, 4] int32: the tokens where sink, cold and warm tier end, multiples of
+    64, and the length. -> [num_runs + num_sequences, 16] int32 records.
+
+    All sequences' slabs, of keys and values, are dealt in equal numbers to runs; of a sequence
+    first those of bfloat16 (sink and hot), then cold, then warm. Record r is of the first sequence
+    of run r, record num_runs + s of sequence s in the run where it begins, unless that is its
+    first; what that run's partial result is stored as is r + s.
+    """
+    costs = [sum(cost for _, cost in _tiers(each, formats)) for each in bounds.tolist()]
+    starts = [sum(costs[:row]) for row in range(len(costs) + 1)]
+    per_run = max(1, cdiv(starts[-1], num_runs))
+    records = torch.zeros(num_runs + len(costs), RECORD_SIZE, dtype=torch.int32)
+    for run in range(num_runs):
+        begin, end = run * per_run, (run + 1) * per_run
+        first = sum(each <= begin for each in starts[1:])
+        last = sum(each < end for each in starts[:-1])
+        records[run, SEQUENCE], records[run, NUM_SEQUENCES] = first, last - first
+        if first < len(costs):
+            offset = begin - starts[first]
+            records[run] += _taken(bounds[first].tolist(), offset, offset + per_run, formats)
+    for row, (start, cost) in enumerate(zip(starts[:-1], costs, strict=True)):
+        record = records[num_runs + row]
+        record += _taken(bounds[row].tolist(), 0, per_run - start % per_run, formats)
+        record[SEQUENCE], record[FIRST_RUN] = row, start // per_run
+        record[NUM_RUNS] = cdiv(start + cost, per_run) - start // per_run if cost else 0
+    return records
+
+
+def _tiers(bounds: list[int], formats: Formats) -> Iterator[tuple[int, int]]:
+    """Of bfloat16, cold and warm: steps, and what they cost together, in slabs."""
+    sink, cold, warm, length = bounds
+    if formats.value_bits == WARM_BITS:
+        cold = warm
+    num_token_slabs = sink // SLAB_TOKENS[16] + cdiv(length - warm, SLAB_TOKENS[16])
+    yield num_token_slabs, 2 * num_token_slabs
+    num_cold = (cold - sink) // BLOCK_TOKENS
+    yield num_cold, num_cold * sum(slabs_of_block(bits) for bits in formats)
+    num_warm = (warm - cold) // BLOCK_TOKENS
+    yield num_warm, num_warm * 2 * slabs_of_block(WARM_BITS)
+
+
+def _taken(bounds: list[int], begin: int, end: int, formats: Formats) -> torch.Tensor:
+    """Of a sequence, the steps that begin at a cost from `begin` to `end`."""
+    record = torch.zeros(RECORD_SIZE, dtype=torch.int32)
+    (_, tokens), (num_cold, cold), (num_warm, warm) = _tiers(bounds, formats)
+    at = 0
+    for place, (num, cost) in zip(
+        (FIRST_TOKEN_SLAB, FIRST_COLD, FIRST_WARM),
+        ((tokens // 2, tokens), (num_cold, cold), (num_warm, warm)),
+        strict=True,
+    ):
+        for offset, edge in enumerate((begin, end)):
+            steps = cdiv(max(edge - at, 0), cost // num) if num else 0
+            record[place + offset] = min(steps, num)
+        at += cost
+    sink, _, warm_end, length = bounds
+    record[SINK_SLABS] = sink // SLAB_TOKENS[16]
+    skipped = [num_cold * slabs_of_block(bits) + 2 * num_warm for bits in formats]
+    record[KEY_SKIP], record[VALUE_SKIP] = skipped
+    record[NUM_TOKENS] = sink + length - warm_end
+    record[WARM_BLOCKS] = num_warm
+    return record

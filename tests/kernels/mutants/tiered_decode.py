@@ -1,0 +1,277 @@
+"""Mutants of tiered_decode."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernels.errors import ContractError, DeviceAssertion, DoubleStore, OutOfBounds, StoredInput
+from kernels.tiered_decode import reference
+from kernels.tiered_decode.reference import Slabs
+from kernels.tiered_plan.reference import FORMATS, Formats, tiered_plan
+from tests.kernels.mutants.mutant import DIFFERS, Mutant, Op
+from tests.kernels.slab_caches import bounds_of, slab_cache, tokens_of
+
+TIERS = bounds_of([460, 0, 70], warm=128)
+WORDY = bounds_of([1700], hot=1500, warm=0)
+
+
+def case(
+    bounds: torch.Tensor, formats: Formats, num_runs: int, num_heads: int, num_kv_heads: int
+) -> tuple[Any, ...]:
+    cache = slab_cache(bounds, num_kv_heads, 64, formats)
+    query = tokens_of(len(bounds), num_heads + 1, 64, seed=5).transpose(0, 1)[:, 1:]
+    query[..., 0] *= 5
+    plan = tiered_plan(bounds, num_runs, formats)
+    return query, cache.slabs, *cache[1:3], plan, formats, 0.125
+
+
+def expected(
+    query: torch.Tensor,
+    slabs: Slabs,
+    key_tables: torch.Tensor,
+    value_tables: torch.Tensor,
+    plan: torch.Tensor,
+    formats: Formats,
+    scale: float,
+) -> Sequence[torch.Tensor]:
+    """Of the bounds that were planned."""
+    num_runs = len(plan) - len(query)
+    plans = ((each, tiered_plan(each, num_runs, formats)) for each in (TIERS, WORDY))
+    bounds = next(bounds for bounds, planned in plans if torch.equal(planned, plan))
+    tables = key_tables, value_tables, bounds
+    out, lse = reference.tiered_decode(query, slabs, *tables, formats, scale)
+    return out.to(query.dtype), lse.float()
+
+
+OP = Op(
+    "tiered_decode",
+    "tiered_decode",
+    expected,
+    {
+        "4 bits": lambda: case(TIERS, FORMATS[0], 5, 6, 2),
+        "keys of 8 bits": lambda: case(TIERS, FORMATS[1], 3, 2, 1),
+        "8 bits": lambda: case(TIERS, FORMATS[2], 3, 9, 1),
+        "many runs": lambda: case(WORDY, FORMATS[0], 70, 1, 1),
+    },
+    rtol=2**-8,
+    atol=4e-3,
+)
+HIDDEN = '        scores = tl.where(is_token[None, :], scores, float("-inf"))\n'
+QUANTISED, TOKENS = "attend_quantised", "attend_tokens"
+PROGRAM, MERGE = "tiered_decode_kernel", "tiered_decode_merge_kernel"
+MUTANTS = {
+    OP: [
+        Mutant(
+            "a token too many",
+            "slab * 16 + token < num_tokens",
+            "slab * 16 + token <= num_tokens",
+            DIFFERS,
+        ),
+        Mutant(
+            "stale values", "tl.load(values, mask=is_loaded, other=0.0)", "tl.load(values)", DIFFERS
+        ),
+        Mutant("scores that are not hidden", HIDDEN, "", DIFFERS),
+        Mutant(
+            "a hot slab looked up in the sink", "slab >= sink_slabs", "slab > sink_slabs", DIFFERS
+        ),
+        Mutant("tokens of another stride", "head * SIZE\n", "head * 16\n", DIFFERS, within=TOKENS),
+        Mutant(
+            "values that are not rescaled",
+            "attended_high * shrink[None, :]",
+            "attended_high",
+            DIFFERS,
+            within=TOKENS,
+        ),
+        Mutant(
+            "zeros that are not rescaled",
+            "attended_zeros * shrink[None, :]",
+            "attended_zeros",
+            DIFFERS,
+            within=QUANTISED,
+        ),
+        Mutant(
+            "codes that are not rescaled",
+            "attended_low * shrink[None, :]",
+            "attended_low",
+            DIFFERS,
+            within=QUANTISED,
+        ),
+        Mutant(
+            "swapped halves of keys",
+            "tl.dot(natural(scaled_low, 16, HALF), keys_low, scores)",
+            "tl.dot(natural(scaled_low, 16, HALF), keys_high, scores)",
+            DIFFERS,
+        ),
+        Mutant(
+            "channels in another order",
+            "tl.dot(natural(scaled_high, 16, HALF), keys_high, scores)",
+            "tl.dot(scaled_high, keys_high, scores)",
+            DIFFERS,
+        ),
+        Mutant(
+            "metadata of another head",
+            "(key_slab * kv_heads + head) * (2 * SIZE)",
+            "(key_slab * kv_heads) * (2 * SIZE)",
+            DIFFERS,
+        ),
+        Mutant(
+            "metadata past the last",
+            "(key_slab * kv_heads + head) * (2 * SIZE)",
+            "(key_slab * kv_heads + head) * (4 * SIZE)",
+            OutOfBounds,
+            "load of key_meta",
+        ),
+        Mutant("scales for zeros", "key_meta + SIZE)", "key_meta)", DIFFERS),
+        Mutant(
+            "zeros of another token",
+            "value_meta_ptr + 64 + places",
+            "value_meta_ptr + 32 + places",
+            DIFFERS,
+        ),
+        Mutant(
+            "the bias of another format",
+            "-1032.0 if KEY_BITS == 4",
+            "-1152.0 if KEY_BITS == 4",
+            DIFFERS,
+        ),
+        Mutant(
+            "half of a block of values",
+            "slab_at(value_table_ptr + 2 * block + pair",
+            "slab_at(value_table_ptr + block + pair",
+            DIFFERS,
+        ),
+        Mutant(
+            "a part of another head",
+            "starts = value_slab * slab_bytes + head * PART",
+            "starts = value_slab * slab_bytes + head",
+            DIFFERS,
+        ),
+        Mutant(
+            "slabs past the last",
+            "slab_bytes = kv_heads * PART",
+            "slab_bytes = 2 * kv_heads * PART",
+            OutOfBounds,
+            "load of",
+        ),
+        Mutant(
+            "a cold tier that begins a block late",
+            "key_table + cold_start,",
+            "key_table + cold_start + 1,",
+            DIFFERS,
+        ),
+        Mutant(
+            "a warm tier in cold slabs",
+            "warm_start = cold_start - 2 *",
+            "warm_start = cold_start - 3 *",
+            DIFFERS,
+        ),
+        Mutant(
+            "a table past its end",
+            "row * max_value_slabs",
+            "row * max_value_slabs * 2 + 500",
+            OutOfBounds,
+            "load of value_tables",
+        ),
+        Mutant(
+            "a table's last entry",
+            "key_table + cold_start,",
+            "key_table + cold_start + 20,",
+            DeviceAssertion,
+            "a slab beyond the arena",
+        ),
+        Mutant(
+            "a query that is not scaled back",
+            "factor = unit * (scale",
+            "factor = 0 * unit + (scale",
+            DIFFERS,
+        ),
+        Mutant(
+            "queries of another head",
+            "head * group * query_head_stride",
+            "head * query_head_stride",
+            DIFFERS,
+        ),
+        Mutant(
+            "results of one row",
+            "(run + row) * heads + head * group",
+            "run * heads + head * group",
+            DIFFERS,
+        ),
+        Mutant(
+            "results of another head",
+            "(run + row) * heads + head * group",
+            "(run + row) * heads + head",
+            DoubleStore,
+            "store of partial",
+        ),
+        Mutant(
+            "a head too many",
+            "tl.broadcast_to((in_group < group)[None, :], (HALF, ROWS))",
+            "tl.broadcast_to((in_group <= group)[None, :], (HALF, ROWS))",
+            DoubleStore,
+            "store of partial",
+        ),
+        Mutant(
+            "zeros that are left out",
+            "(attended_high + zeros) / divisor",
+            "attended_high / divisor",
+            DIFFERS,
+        ),
+        Mutant("only the first sequence", "range(num_sequences)", "range(1)", DIFFERS),
+        Mutant(
+            "a run past the last",
+            "mask=split < num_runs, other",
+            "mask=split <= num_runs, other",
+            DIFFERS,
+            within=MERGE,
+        ),
+        Mutant(
+            "runs of another sequence", "FIRST_RUN) + sequence", "FIRST_RUN)", DIFFERS, within=MERGE
+        ),
+        Mutant("a merge that is not rescaled", "merged * shrink", "merged", DIFFERS, within=MERGE),
+        Mutant(
+            "nothing divided by nothing",
+            "(columns >= 0) & (num_runs > 0)",
+            "columns >= 0",
+            DIFFERS,
+            within=MERGE,
+        ),
+        Mutant(
+            "a query that is written",
+            "store_attended(partial_ptr + at * SIZE, partial_lse_ptr",
+            "store_attended(partial_ptr + at * SIZE, query_ptr",
+            StoredInput,
+            "store into query",
+        ),
+        Mutant(
+            "a merge of too many columns",
+            'cdiv(size, merge["COLUMNS"])',
+            'cdiv(size, merge["COLUMNS"]) + 1',
+            DoubleStore,
+            "store of out",
+            file="api",
+        ),
+        Mutant(
+            "runs without a program",
+            "num_records - num_sequences)",
+            "num_records - num_sequences - 1)",
+            DIFFERS,
+            file="api",
+        ),
+        Mutant(
+            "swapped tables",
+            "*slabs, key_tables, value_tables, plan",
+            "*slabs, value_tables, key_tables, plan",
+            ContractError,
+            file="api",
+        ),
+        Mutant(
+            "swapped strides",
+            "*query.stride()[:2]",
+            "*query.stride()[1::-1]",
+            ContractError,
+            file="api",
+        ),
+    ],
+}

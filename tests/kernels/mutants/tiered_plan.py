@@ -1,0 +1,127 @@
+"""Mutants of tiered_plan."""
+
+import torch
+
+from kernels.errors import OutOfBounds, StoredInput, Uninitialised
+from kernels.tiered_plan.reference import FORMATS, tiered_plan
+from tests.kernels.mutants.mutant import DIFFERS, Mutant, Op
+from tests.kernels.slab_caches import bounds_of
+
+LENGTHS = [1000, 0, 64, 65, 131, 0, 200]
+OP = Op(
+    "tiered_plan",
+    "tiered_plan",
+    tiered_plan,
+    {
+        "more sequences than are looked at together": lambda: (
+            bounds_of(LENGTHS * 10),
+            29,
+            FORMATS[0],
+        ),
+        "more runs than work": lambda: (bounds_of([900, 0]), 40, FORMATS[1]),
+        "nothing": lambda: (torch.zeros(2, 4, dtype=torch.int32), 3, FORMATS[1]),
+        "two tiers of 8 bits": lambda: (bounds_of(LENGTHS), 5, FORMATS[2]),
+    },
+)
+MUTANTS = {
+    OP: [
+        Mutant(
+            "a run rounded down", "tl.cdiv(tl.sum(whole), runs)", "tl.sum(whole) // runs", DIFFERS
+        ),
+        Mutant(
+            "a run of nothing",
+            "tl.maximum(tl.cdiv(tl.sum(whole), runs), 1)",
+            "tl.cdiv(tl.sum(whole), runs)",
+            DIFFERS,
+        ),
+        Mutant(
+            "a sequence that ends where a run begins",
+            "ends[None, :] <= begin[:, None]",
+            "ends[None, :] < begin[:, None]",
+            DIFFERS,
+        ),
+        Mutant(
+            "a sequence that begins where a run ends",
+            "(ends - costs)[None, :] < (begin",
+            "(ends - costs)[None, :] <= (begin",
+            DIFFERS,
+        ),
+        Mutant(
+            "sums of a part alone",
+            "ends = before_all + tl.cumsum(costs, 0)",
+            "ends = tl.cumsum(costs, 0)",
+            DIFFERS,
+        ),
+        Mutant(
+            "sequences past the last",
+            "is_before = is_before & is_sequence[None, :]",
+            "is_before = is_before",
+            DIFFERS,
+        ),
+        Mutant(
+            "bounds past the last",
+            "steps_of(bounds_ptr, sequence, has_sequence, VALUE_BITS)",
+            "steps_of(bounds_ptr, sequence, mask, VALUE_BITS)",
+            OutOfBounds,
+            "load of bounds",
+        ),
+        Mutant(
+            "hot tokens rounded down",
+            "tl.cdiv(length - warm, 16)",
+            "(length - warm) // 16",
+            DIFFERS,
+        ),
+        Mutant(
+            "warm blocks that are cold",
+            "    if VALUE_BITS == 8:\n        cold = warm\n",
+            "",
+            DIFFERS,
+        ),
+        Mutant(
+            "a step too early",
+            "first = tl.minimum(tl.cdiv(tl.maximum(begin - at, 0), cost), num)",
+            "first = tl.minimum(tl.maximum(begin - at, 0) // cost, num)",
+            DIFFERS,
+        ),
+        Mutant(
+            "steps past the last",
+            "last = tl.minimum(tl.cdiv(tl.maximum(end - at, 0), cost), num)",
+            "last = tl.cdiv(tl.maximum(end - at, 0), cost)",
+            DIFFERS,
+        ),
+        Mutant(
+            "a price that is another's",
+            "COLD: tl.constexpr = 4 if VALUE_BITS == 8 else (3 if",
+            "COLD: tl.constexpr = 4 if VALUE_BITS == 8 else (2 if",
+            DIFFERS,
+        ),
+        Mutant(
+            "records past the last",
+            "mask = place < records",
+            "mask = place <= records",
+            OutOfBounds,
+            "store of plan",
+        ),
+        Mutant(
+            "a record without an end",
+            "\n    tl.store(record + 15, tl.zeros((RECORDS,), tl.int32), mask=mask)",
+            "",
+            Uninitialised,
+            "elements of plan were never stored",
+        ),
+        Mutant(
+            "bounds that are written",
+            "tl.store(record + SINK_SLABS, sink // 16, mask=mask)",
+            "tl.store(bounds_ptr + place, sink // 16, mask=mask)",
+            StoredInput,
+            "store into bounds",
+        ),
+        Mutant(
+            "too few records",
+            'cdiv(num_records, meta["RECORDS"])',
+            'num_records // meta["RECORDS"]',
+            Uninitialised,
+            file="api",
+        ),
+    ],
+}

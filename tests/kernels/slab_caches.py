@@ -1,0 +1,121 @@
+"""Sequences in slabs of several formats as an attention kernel must take them: slabs in any order,
+NaN in every place that no token holds, table entries past a sequence's slabs that are none."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from kernels.kv_quantise.layout import BLOCK_TOKENS, SLAB_TOKENS, slabs_of_block
+from kernels.kv_quantise.reference import quantised_keys, quantised_values
+from kernels.launch import cdiv
+from kernels.tiered_decode.reference import Slabs
+from kernels.tiered_plan.reference import TOKEN_BITS, WARM_BITS, Formats
+
+NO_SLAB = 2**30
+
+
+class Cache(NamedTuple):
+    """bounds [num_sequences, 4] int32."""
+
+    slabs: Slabs
+    key_tables: torch.Tensor
+    value_tables: torch.Tensor
+    bounds: torch.Tensor
+
+
+def bounds_of(
+    lengths: Sequence[int], sink: int = 64, hot: int = 128, warm: int = 512
+) -> torch.Tensor:
+    """Of tiers by whole blocks: the last `hot` tokens or a few more, `warm` before them."""
+    bounds = []
+    for length in lengths:
+        end = max(0, length - hot) // BLOCK_TOKENS * BLOCK_TOKENS
+        first = min(sink, end)
+        cold = max(first, end - warm)
+        bounds.append([first, cold, end, length])
+    return torch.tensor(bounds, dtype=torch.int32).view(-1, 4)
+
+
+def tokens_of(length: int, num_kv_heads: int, size: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_kv_heads, length, size, generator=generator).bfloat16()
+
+
+def slab_cache(
+    bounds: torch.Tensor,
+    num_kv_heads: int,
+    size: int,
+    formats: Formats,
+    keys: Sequence[torch.Tensor] | None = None,
+    values: Sequence[torch.Tensor] | None = None,
+) -> Cache:
+    """keys, values: of each sequence [num_kv_heads, length, size] bfloat16; random, if None."""
+    arenas = []
+    for is_keys, bits, given in (
+        (True, formats.key_bits, keys),
+        (False, formats.value_bits, values),
+    ):
+        lengths = bounds[:, 3].tolist()
+        if given is None:
+            given = [
+                tokens_of(length, num_kv_heads, size, 2 * row + is_keys)
+                for row, length in enumerate(lengths)
+            ]
+        arenas.append(_arena(bounds.tolist(), num_kv_heads, size, bits, given, is_keys=is_keys))
+    (key_slabs, key_meta, key_tables), (value_slabs, value_meta, value_tables) = arenas
+    return Cache(
+        Slabs(key_slabs, value_slabs, key_meta, value_meta), key_tables, value_tables, bounds
+    )
+
+
+def _arena(
+    bounds: Sequence[Sequence[int]],
+    num_kv_heads: int,
+    size: int,
+    bits: int,
+    tokens: Sequence[torch.Tensor],
+    *,
+    is_keys: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Slabs, metadata and tables of keys, or of values."""
+    found = [
+        list(_slabs_of(each, row, bits, is_keys=is_keys))
+        for row, each in zip(bounds, tokens, strict=True)
+    ]
+    num_slabs = sum(map(len, found)) + 1
+    arena = torch.full((num_slabs, num_kv_heads, 16 * size), float("nan"), dtype=torch.bfloat16)
+    arena = arena.view(torch.uint8)
+    meta_size = (num_slabs, num_kv_heads, 2, size if is_keys else BLOCK_TOKENS)
+    meta = torch.full(meta_size, float("nan"), dtype=torch.float16)
+    tables = torch.full((len(found), max(map(len, found), default=0) + 1), NO_SLAB)
+    order = torch.randperm(num_slabs, generator=torch.Generator().manual_seed(num_slabs)).tolist()
+    for table, slabs in zip(tables, found, strict=True):
+        for place, (slab, slab_meta) in enumerate(slabs):
+            table[place] = chosen = order.pop()
+            arena[chosen] = slab
+            if slab_meta is not None:
+                meta[chosen] = slab_meta
+    return arena, meta, tables.int()
+
+
+def _slabs_of(tokens: torch.Tensor, bounds: Sequence[int], bits: int, *, is_keys: bool):
+    """Each slab [num_kv_heads, 32 * size] of a sequence, and its metadata."""
+    sink, cold, warm, length = bounds
+    yield from _token_slabs(tokens[:, :sink])
+    for begin, end, each_bits in ((sink, cold, bits), (cold, warm, WARM_BITS)):
+        for start in range(begin, end, BLOCK_TOKENS):
+            quantised = quantised_keys if is_keys else quantised_values
+            packed = quantised(tokens[:, start : start + BLOCK_TOKENS], each_bits)
+            for slab in range(slabs_of_block(each_bits)):
+                yield packed.bytes[:, slab], packed.meta[:, slab]
+    yield from _token_slabs(tokens[:, warm:length])
+
+
+def _token_slabs(tokens: torch.Tensor):
+    num_kv_heads, num_tokens, size = tokens.shape
+    for start in range(0, cdiv(num_tokens, SLAB_TOKENS[TOKEN_BITS]) * 16, 16):
+        slab = torch.full((16, num_kv_heads, size), float("nan"), dtype=torch.bfloat16)
+        part = tokens[:, start : start + 16].transpose(0, 1)
+        slab[: len(part)] = part
+        yield slab.view(torch.uint8).view(num_kv_heads, 32 * size), None

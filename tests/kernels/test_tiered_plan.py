@@ -1,0 +1,71 @@
+"""Every step of every sequence is taken once, in equal shares."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.checked_interpreter import assert_equals_reference
+from kernels.kv_quantise.layout import slabs_of_block
+from kernels.launch import cdiv
+from kernels.tiered_plan import reference
+from kernels.tiered_plan.api import tiered_plan
+from kernels.tiered_plan.reference import FORMATS, Formats
+from tests.kernels.launches import assert_bundled
+from tests.kernels.slab_caches import bounds_of
+
+TIERS = st.tuples(*(st.integers(0, 3) for _ in range(3)), st.integers(0, 200))
+
+
+def bounds_from(tiers: list[tuple[int, int, int, int]]) -> torch.Tensor:
+    """Blocks of sink, cold and warm tier, and tokens of the hot one."""
+    rows = [
+        [64 * sink, 64 * (sink + cold), 64 * (sink + cold + warm), 64 * (sink + cold + warm) + hot]
+        for sink, cold, warm, hot in tiers
+    ]
+    return torch.tensor(rows, dtype=torch.int32).view(-1, 4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(TIERS, min_size=1, max_size=5), st.integers(1, 9), st.sampled_from(FORMATS))
+def test_each_step_is_taken_once_and_runs_are_equal(tiers, num_runs, formats) -> None:
+    bounds = bounds_from(tiers)
+    plan = reference.tiered_plan(bounds, num_runs, formats).tolist()
+    costs = (2, sum(slabs_of_block(each) for each in formats), 4)
+    taken = [[[], [], []] for _ in tiers]
+    runs_of: list[list[int]] = [[] for _ in tiers]
+    shares = []
+    for run in range(num_runs):
+        first, count = plan[run][reference.SEQUENCE], plan[run][reference.NUM_SEQUENCES]
+        share = 0
+        for row in range(first, first + count):
+            record = plan[run] if row == first else plan[num_runs + row]
+            runs_of[row].append(run)
+            for tier, place in enumerate((reference.FIRST_TOKEN_SLAB, reference.FIRST_COLD,
+                                          reference.FIRST_WARM)):  # fmt: skip
+                steps = range(record[place], record[place + 1])
+                taken[row][tier] += steps
+                share += costs[tier] * len(steps)
+        shares.append(share)
+
+    for row, (sink, cold, warm, hot) in enumerate(tiers):
+        if formats.value_bits == 8:
+            cold, warm = cold + warm, 0
+        expected = [4 * sink + cdiv(hot, 16), cold, warm]
+        assert taken[row] == [list(range(each)) for each in expected]
+        first, count = plan[num_runs + row][reference.FIRST_RUN :][:2]
+        assert [run for run in runs_of[row] if any(expected)] == [*range(first, first + count)]
+    assert max(shares) <= cdiv(sum(shares), num_runs) + max(costs) - 1
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("num_runs", [1, 7, 40])
+def test_the_kernel_equals_its_reference(num_runs: int, formats: Formats) -> None:
+    lengths = [1000, 0, 64, 65, 131, 0, 200, 3000]
+    for bounds in (bounds_of(lengths), bounds_of(lengths * 9), bounds_of([0, 0])):
+        assert_equals_reference(tiered_plan, reference.tiered_plan, bounds, num_runs, formats)
+
+
+def test_every_launch_has_its_variant() -> None:
+    for formats in FORMATS:
+        assert_bundled(lambda formats=formats: tiered_plan(bounds_of([100]), 3, formats))
