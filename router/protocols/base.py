@@ -25,6 +25,9 @@ MAX_QUOTED_CHARACTERS = 1_000
 
 Model = TypeVar("Model", bound=BaseModel)
 
+json_string = json.JSONEncoder(ensure_ascii=False).encode
+"""A text as JSON, as `json.dumps` has it: for frames of which nothing else changes."""
+
 
 class StreamEncoder(Protocol):
     """A pure fold from the text events of a request to the events its client reads.

@@ -4,6 +4,7 @@ alive, and holds back its HTTP status until there is something to say."""
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
@@ -47,6 +48,8 @@ class EventStream:
         self._encode_error = encode_error
         self._headers = {**STREAM_HEADERS, **(headers or {})}
         self._committed = False
+        self._sent_s = 0.0
+        self._sending = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await until_disconnected(receive, self._stream(send))
@@ -62,25 +65,26 @@ class EventStream:
             await self._fail(BackendError("internal error: the stream broke"), send)
 
     async def _send_all(self, frames: AsyncGenerator[bytes, None], send: Send) -> None:
-        pending: asyncio.Task[bytes] | None = None
+        self._sent_s = time.monotonic()
+        keeping = asyncio.create_task(self._keep_alive(send))
         try:
-            while True:
-                pending = pending or asyncio.ensure_future(anext(frames))
-                await asyncio.wait({pending}, timeout=self._keep_alive_s)
-                if not pending.done():
-                    await self._send(send, KEEP_ALIVE)
-                    continue
-                finished, pending = pending, None
-                try:
-                    frame = finished.result()
-                except StopAsyncIteration:
-                    break
+            async for frame in frames:
                 await self._send(send, frame)
             await self._send(send, b"", more=False)
         finally:
-            if pending is not None:
-                pending.cancel()
-                await asyncio.gather(pending, return_exceptions=True)
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Where nothing else has been sent for so long."""
+        while True:
+            silence_s = time.monotonic() - self._sent_s
+            if silence_s < self._keep_alive_s:
+                await asyncio.sleep(self._keep_alive_s - silence_s)
+            elif self._sending.locked():  # to a client that does not read
+                await asyncio.sleep(self._keep_alive_s)
+            else:
+                await self._send(send, KEEP_ALIVE)
 
     async def _fail(self, error: RouterError, send: Send) -> None:
         if not self._committed:
@@ -88,11 +92,13 @@ class EventStream:
         await self._send(send, self._encode_error(error), more=False)
 
     async def _send(self, send: Send, body: bytes, more: bool = True) -> None:
-        if not self._committed:
-            self._committed = True
-            headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+        async with self._sending:
+            if not self._committed:
+                self._committed = True
+                headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+            self._sent_s = time.monotonic()
 
 
 async def until_disconnected(receive: Receive, work: Awaitable[T]) -> T | None:

@@ -18,14 +18,12 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
         self._pieces: _Pieces = (
             _BytePieces(tokenizer) if tokenizer.is_byte_level else _TextPieces(tokenizer)
         )
 
     def add(self, token_ids: Iterable[int]) -> str:
-        # An invisible id inside a run of bytes does not end the run: it must go before, not after.
-        return self._pieces.add(list(filter(self._tokenizer.is_visible, token_ids)))
+        return self._pieces.add(token_ids)
 
     def finish(self) -> str:
         """What was held back: an incomplete character becomes U+FFFD, as in a whole decode."""
@@ -33,7 +31,7 @@ class Detokenizer:
 
 
 class _Pieces(Protocol):
-    def add(self, token_ids: list[int]) -> str: ...
+    def add(self, token_ids: Iterable[int]) -> str: ...
     def finish(self) -> str: ...
 
 
@@ -44,8 +42,8 @@ class _BytePieces:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def add(self, token_ids: list[int]) -> str:
-        return self._utf8.decode(b"".join(map(self._tokenizer.token_bytes, token_ids)))
+    def add(self, token_ids: Iterable[int]) -> str:
+        return self._utf8.decode(b"".join(map(self._tokenizer.visible_bytes, token_ids)))
 
     def finish(self) -> str:
         return self._utf8.decode(b"", final=True)
@@ -63,15 +61,17 @@ class _TextPieces:
         self._held: list[int] = []
         self._is_inside = False
 
-    def add(self, token_ids: list[int]) -> str:
-        run_end = self._num_settled(token_ids)
+    def add(self, token_ids: Iterable[int]) -> str:
+        # An invisible id inside a run of bytes does not end the run: it must go before, not after.
+        visible = list(filter(self._tokenizer.is_visible, token_ids))
+        run_end = self._num_settled(visible)
         if run_end == 0:
-            self._held.extend(token_ids)
+            self._held.extend(visible)
             return ""
-        settled = self._held + token_ids[:run_end]
+        settled = self._held + visible[:run_end]
         text = self._decode(settled)
         # Until the first character is out, the decoder may still owe the dropping of a space.
-        self._held = token_ids[run_end:] if self._is_inside else settled + token_ids[run_end:]
+        self._held = visible[run_end:] if self._is_inside else settled + visible[run_end:]
         return text
 
     def finish(self) -> str:

@@ -48,6 +48,7 @@ class Tokenizer:
         decoder_types = _decoder_types(json.loads(backend.to_str())["decoder"])
         self.is_byte_level = decoder_types == ["ByteLevel"]
         self._has_byte_fallback = "ByteFallback" in decoder_types
+        self._visible_bytes: dict[int, bytes] = {}
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -98,6 +99,14 @@ class Tokenizer:
         if token_id in self._byte_of_id:
             return bytes([self._byte_of_id[token_id]])
         return self.decode_inside([token_id]).encode()
+
+    def visible_bytes(self, token_id: int) -> bytes:
+        """As `token_bytes`, remembered; nothing of what is not visible."""
+        found = self._visible_bytes.get(token_id)
+        if found is None:
+            found = self.token_bytes(token_id) if self.is_visible(token_id) else b""
+            self._visible_bytes[token_id] = found
+        return found
 
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")

@@ -10,11 +10,13 @@ from router.completion import Completion
 from router.errors import BackendError, InvalidRequest, RouterError
 from router.events import Finished, Started, TextDelta, TextEvent
 from router.generation import FinishReason, Usage
+from router.protocols.base import json_string
 from router.sse.codec import ServerSentEvent
 
 MAX_PAGE_SIZE = 1000
 DEFAULT_PAGE_SIZE = 20
 
+_TEXT_DELTA = '{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":%s}}'
 _STOP_REASONS = {
     FinishReason.STOP_TOKEN: "end_turn",
     FinishReason.STOP_STRING: "stop_sequence",
@@ -61,8 +63,7 @@ class MessageStream:
             self._has_open_block = True
             block = {"type": "text", "text": ""}
             events.append(_event("content_block_start", index=0, content_block=block))
-        delta = {"type": "text_delta", "text": text}
-        events.append(_event("content_block_delta", index=0, delta=delta))
+        events.append(ServerSentEvent(_TEXT_DELTA % json_string(text), "content_block_delta"))
         return events
 
     def _finish(self, finished: Finished) -> list[ServerSentEvent]:

@@ -8,12 +8,14 @@ from router.completion import Completion
 from router.errors import BackendError, RouterError
 from router.events import Finished, Started, TextDelta, TextEvent, TextLogprobs
 from router.generation import FinishReason, Usage
+from router.protocols.base import json_string
 from router.sse.codec import ServerSentEvent
 
 # JSON has no infinity; this is what the dialect writes for a probability of nothing.
 MIN_LOGPROB = -9999.0
 
 _DONE = ServerSentEvent("[DONE]")
+_NO_TEXT = '"content":""'
 _FINISH_REASONS = {
     FinishReason.STOP_TOKEN: "stop",
     FinishReason.STOP_STRING: "stop",
@@ -40,6 +42,7 @@ class ChatCompletionStream:
         self._num_completions = num_completions
         self._include_usage = include_usage
         self._usages: dict[int, Usage] = {}
+        self._text_frames: dict[int, tuple[str, str]] = {}  # by choice: before and after a text
 
     def encode(self, choice_index: int, event: TextEvent) -> list[ServerSentEvent]:
         match event:
@@ -47,6 +50,8 @@ class ChatCompletionStream:
                 return [self._delta(choice_index, {"role": "assistant", "content": ""})]
             case TextDelta(text="", logprobs=()):
                 return []
+            case TextDelta(text=text, logprobs=()):
+                return [self._text(choice_index, text)]
             case TextDelta():
                 return [self._delta(choice_index, {"content": event.text}, event.logprobs)]
             case Finished():
@@ -69,6 +74,15 @@ class ChatCompletionStream:
             events.append(self._chunk([], _usage(self._in_order())))
         events.append(_DONE)
         return events
+
+    def _text(self, choice_index: int, text: str) -> ServerSentEvent:
+        """As `_delta`, without writing anew what is the same for every token."""
+        if choice_index not in self._text_frames:
+            # No string of a model or an id can hold this: JSON would escape its quotes.
+            before, _, after = self._delta(choice_index, {"content": ""}).data.partition(_NO_TEXT)
+            self._text_frames[choice_index] = f"{before}{_NO_TEXT[:-2]}", after
+        before, after = self._text_frames[choice_index]
+        return ServerSentEvent(f"{before}{json_string(text)}{after}")
 
     def _in_order(self) -> list[Usage]:
         return [self._usages[choice_index] for choice_index in sorted(self._usages)]
