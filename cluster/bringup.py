@@ -25,6 +25,7 @@ RAY_ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",  # an engine-to-router event: 1065 us without, 333 with
+    "RAY_SERVE_PROXY_USE_GRPC": "1",  # a router-to-proxy event: 870 us without, 560 with
     # It would also give every router replica a port of its own and 30 s of draining.
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 
@@ -13,6 +14,7 @@ from cluster.bringup import LocalRay, RayOptions, require_free_port
 from deployments.config import AppConfig
 from deployments.errors import BringUpError
 from deployments.model_files import ModelFiles, prepare_model
+from deployments.shared_port import shared_port
 
 Progress = Callable[[str], None]
 READY_TIMEOUT_S = 300.0
@@ -48,12 +50,13 @@ def local_app(
         BASE_OBJECT_STORE_BYTES + config.engine.cold_tier_bytes,
         include_dashboard=include_dashboard,
     )
-    with LocalRay(options) as ray:
+    with shared_port(config.http.host, config.http.port) as port, LocalRay(options) as ray:
         if ray.ignored_address:
             progress(f"warning: RAY_ADDRESS={ray.ignored_address} is ignored: this Ray is private")
         progress("starting the engine and the router")
         try:
-            url = f"http://{config.http.host}:{deploy(config, model)}"
+            deploy(config, model, port.door)
+            url = f"http://{config.http.host}:{port.port}"
             await_ready(url)
             yield RunningApp(
                 url=url,
@@ -69,10 +72,11 @@ def local_app(
             end_cold_stores()
 
 
-def deploy(config: AppConfig, model: ModelFiles) -> int:
-    """Run the app on the Ray this process is connected to; its port. Raises BringUpError."""
+def deploy(config: AppConfig, model: ModelFiles, door: Path | None = None) -> int:
+    """Run the app on the Ray this process is connected to; its port. With a `door`, as of
+    `build_app`, there is no proxy. Raises BringUpError."""
     from ray import serve
-    from ray.serve.config import HTTPOptions
+    from ray.serve.config import HTTPOptions, ProxyLocation
     from ray.serve.schema import LoggingConfig
 
     from deployments.app import APP_NAME, build_app
@@ -80,9 +84,10 @@ def deploy(config: AppConfig, model: ModelFiles) -> int:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     quiet = LoggingConfig(log_level="WARNING", enable_access_log=False)
     options = HTTPOptions(host=config.http.host, port=config.http.port)
-    serve.start(http_options=options, logging_config=quiet)
+    location = None if door is None else ProxyLocation.Disabled
+    serve.start(proxy_location=location, http_options=options, logging_config=quiet)
     try:
-        serve.run(build_app(config, model), name=APP_NAME, logging_config=quiet)
+        serve.run(build_app(config, model, door), name=APP_NAME, logging_config=quiet)
     except (RuntimeError, TimeoutError) as exc:
         raise BringUpError(f"the app did not come up: {exc}") from exc
     return config.http.port

@@ -12,8 +12,10 @@ from starlette.types import ASGIApp
 from deployments.backend_settings import upstreams_of
 from deployments.config import AppConfig, team_names_by_key_hash, teams_of
 from deployments.limit_store import limit_store_url
+from deployments.listener import Listener
 from deployments.local_backend import LocalBackend
 from deployments.model_files import ModelFiles, default_state_dir, open_model
+from deployments.shared_port import listening_socket
 from deployments.team_status import TeamStatus
 from router.app import create_app
 from router.audit import JsonlSink
@@ -57,7 +59,7 @@ def served_model(files: ModelFiles, config: AppConfig) -> ServedModel:
 
 class RouterIngress:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: AppConfig, model_path: str, engine: Any
+        self, config: AppConfig, model_path: str, engine: Any, door: Path | None
     ) -> None:
         model = served_model(open_model(Path(model_path)), config)
         url = await limit_store_url(config.limits)
@@ -90,10 +92,20 @@ class RouterIngress:
                 trusted_proxies=config.router.trusted_proxies,
             ),
         )
+        self._listener: Listener | None = None
+        if door is not None:
+            max_connections = config.router.max_ongoing_requests
+            self._listener = Listener(self._app, listening_socket(str(door)), max_connections)
+            self._listener.start()
         # What exists now stays: walking 152,000 start-up objects in a full collection stops every
         # stream of this replica for 80 to 110 ms (CPU host, 60 requests/s; p99 38 -> 28 ms).
         gc.collect()
         gc.freeze()
+
+    async def __del__(self) -> None:
+        """Serve awaits it when the replica ends in order."""
+        if self._listener is not None:
+            await self._listener.stop()
 
     def reconfigure(self, user_config: Any) -> None:
         """A new route table, `{"routes": [...]}`, for requests that begin from now on. An invalid
@@ -110,7 +122,7 @@ class RouterIngress:
 
 
 def router_deployment(
-    config: AppConfig, model_path: str, engine: serve.Application
+    config: AppConfig, model_path: str, engine: serve.Application, door: Path | None = None
 ) -> serve.Application:
     deployment: serve.Deployment = serve.deployment(
         name="Router",
@@ -120,4 +132,4 @@ def router_deployment(
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=5,
     )(serve.ingress()(RouterIngress))
-    return deployment.bind(config, model_path, engine)
+    return deployment.bind(config, model_path, engine, door)

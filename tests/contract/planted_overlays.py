@@ -229,13 +229,13 @@ PLANTED_OVERLAYS: dict[str, tuple[str, str, Fault, str]] = {
     "converted models on the pod's own disk": (
         H200,
         SERVICE,
-        put([*HEAD_CONTAINER, "env", 5, "value"], "/tmp/cache"),
-        r"headGroupSpec.*env\[5\]\.value: expected a folder on a claim, \['/var/lib/flashray'\]",
+        put([*HEAD_CONTAINER, "env", 6, "value"], "/tmp/cache"),
+        r"headGroupSpec.*env\[6\]\.value: expected a folder on a claim, \['/var/lib/flashray'\]",
     ),
     "no folder for converted models": (
         H200,
         SERVICE,
-        put([*GPU_CONTAINER, "env", 5], REMOVED),
+        put([*GPU_CONTAINER, "env", 6], REMOVED),
         r"workerGroupSpecs\[1\].*containers\[0\]\.env: expected FLASHRAY_CACHE, on a claim",
     ),
     "audit on the pod's own disk": (

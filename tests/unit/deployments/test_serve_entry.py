@@ -89,7 +89,8 @@ def test_serve_builds_the_app_from_args(key_file: Path, checkpoint: Path) -> Non
 
     app = call(serve_entry.app, {"model": str(checkpoint), "engine": {"max_model_len": 64}})
     assert isinstance(app, serve.Application)
-    config, model_path, _engine = app._bound_deployment.init_args
+    config, model_path, _engine, door = app._bound_deployment.init_args
+    assert door is None  # Serve's proxies bring the requests
     assert config.key_hashes == {ALICE: "search", BOB: "ads.eu-1"}
     assert config.engine.max_model_len == 64
     assert Path(model_path) == prepare_model(str(checkpoint)).path
