@@ -129,9 +129,11 @@ class SlabArena:
         cached if they have an address, to be evicted in this order, and free if not. Raises
         IntegrityError, and has dropped nothing, when one has no reference."""
         counts = self._ref_counts.take(blocks)
-        self._require(counts > 0, blocks, "is released more often than it was taken")
+        is_last, orphans = counts == 1, blocks
+        if np.count_nonzero(is_last) < len(blocks):
+            self._require(counts > 0, blocks, "is released more often than it was taken")
+            orphans = blocks[is_last]
         self._ref_counts.put(blocks, counts - 1)
-        orphans = blocks[counts == 1]
         has_address = self._has_address.take(orphans)
         if np.count_nonzero(has_address):
             self._cache(orphans[has_address])
@@ -153,6 +155,8 @@ class SlabArena:
     def slabs_of(self, blocks: Ids, block_format: Format) -> Ids:
         """[len(blocks), slabs of a block] of blocks that are all of this format."""
         grains = self._grains_of.take(blocks, axis=0)[:, : self._grains_in(block_format)]
+        if self.grain == 1:
+            return grains
         neighbours = np.arange(self.grain, dtype=np.int32)
         slabs: Ids = np.add.outer(grains * self.grain, neighbours)
         return slabs.reshape(len(blocks), block_format.num_slabs)

@@ -13,6 +13,7 @@ from engine.cache.tiered_table import Span, TieredTable
 
 Slabs = npt.NDArray[np.int32]
 NUM_BF16 = Format.BF16.num_slabs
+ORDINALS = np.arange(NUM_BF16)
 
 
 class StoredSequence:
@@ -64,17 +65,20 @@ class SlabMemory:
                 was = self._config.format_at(ages, index)[part]
                 now = self._config.format_at(span.ages, index)[part]
                 contents[index] = _demoted(contents[index], was, now)
-        self._append(sequence, span, num_blocks)
-        self.check(sequence, span.first_changed_block)
+        columns = [sequence.table.slab_ids(part) for part in Part]
+        self._append(sequence, span, num_blocks, columns)
+        self._check(sequence, columns, span.first_changed_block)
         for part in Part:
-            self._last_read[part][sequence.table.slab_ids(part)] = self._arenas.epochs.begun
+            self._last_read[part][columns[part]] = self._arenas.epochs.begun
         return span
 
-    def check(self, sequence: StoredSequence, first_block: int = 0) -> None:
-        """All of its columns, and from `first_block` on the addresses."""
-        for part in Part:
+    def check(self, sequence: StoredSequence) -> None:
+        self._check(sequence, [sequence.table.slab_ids(part) for part in Part], 0)
+
+    def _check(self, sequence: StoredSequence, columns: list[Slabs], first_block: int) -> None:
+        """All that the columns name, and from `first_block` on the addresses."""
+        for part, slabs in zip(Part, columns, strict=True):
             counts = self._slab_counts(sequence.table, part)
-            slabs = sequence.table.slab_ids(part)
             contents = np.array(sequence.contents[part], np.int64)
             ordinals = np.arange(len(slabs)) - np.repeat(np.cumsum(counts) - counts, counts)
             assert (self._content[part][slabs] == np.repeat(contents, counts)).all()
@@ -104,9 +108,10 @@ class SlabMemory:
                 self._write_given(part, target, copied)
                 self.num_blocks_copied += 1
 
-    def _append(self, sequence: StoredSequence, span: Span, num_blocks: int) -> None:
+    def _append(
+        self, sequence: StoredSequence, span: Span, num_blocks: int, columns: list[Slabs]
+    ) -> None:
         table, block_size = sequence.table, self._config.block_size
-        columns = [table.slab_ids(part) for part in Part]
 
         def slabs_of(part: Part, index: int) -> Slabs:
             start = len(columns[part]) - NUM_BF16 * (table.num_blocks - index)
@@ -143,16 +148,12 @@ class SlabMemory:
 
     def _write(self, part: Part, slabs: Slabs, content: int) -> None:
         self._content[part][slabs] = content
-        self._ordinal[part][slabs] = range(len(slabs))
+        self._ordinal[part][slabs] = ORDINALS[: len(slabs)]
 
     def _slab_counts(self, table: TieredTable, part: Part) -> npt.NDArray[np.int64]:
-        return np.array(
-            [
-                self._config.format_at(table.ages, index)[part].num_slabs
-                for index in range(table.num_blocks)
-            ],
-            np.int64,
-        )
+        runs = list(self._config.runs(table.ages, table.num_blocks))
+        num_slabs = np.array([run_format[part].num_slabs for _, _, run_format in runs])
+        return np.repeat(num_slabs, [end - start for start, end, _ in runs])
 
 
 def _demoted(content: int, source: Format, target: Format) -> int:
