@@ -14,9 +14,10 @@ from deployments.engine_shell import RankLoad, RankStatus
 from deployments.in_process_rank import rank_status
 from deployments.model_files import MANIFEST
 from deployments.node_stores import NodeStores
+from deployments.rank_channel import ChannelEnd
 from engine.async_engine import AsyncEngine
 from engine.config import EngineConfig
-from engine.outputs import StepOutput, Usage
+from engine.outputs import Usage
 from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from engine.ranks.follower import FollowerLoop
     from engine.ranks.plan_ring import PlanRing, RingAddress
 
-OUTPUT_WAIT_S = 5.0
 PEER_TIMEOUT_S = 300.0  # a backstop: the group's watcher ends a stalled group long before
 
 
@@ -105,8 +105,9 @@ class EngineRank:
     def abort(self, seq_id: str) -> Usage | None:
         return self._leading().abort(seq_id)
 
-    def next_outputs(self) -> list[StepOutput]:
-        return self._leading().next_outputs(OUTPUT_WAIT_S)
+    def open_channel(self) -> str:
+        """Where one shell finds the outputs, and may add what takes no compiling."""
+        return ChannelEnd(self._leading()).path
 
     def drain(self, timeout_s: float) -> None:
         """End the engine and hand what it has cached to the cold tier, as far as time allows.

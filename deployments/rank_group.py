@@ -18,9 +18,11 @@ from deployments.cold_store import ColdStoreLimits
 from deployments.engine_rank import EngineRank, RankPlace, Rendezvous
 from deployments.engine_shell import RankLoad, RankStatus
 from deployments.errors import BringUpError
+from deployments.rank_channel import Channel
 from engine.config import EngineConfig
 from engine.errors import EngineError, EngineStopped
 from engine.outputs import StepOutput, Usage
+from engine.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -33,30 +35,45 @@ CALL_MARGIN_S = 1.0
 class RankGroup:
     """A RankClient: rank 0 answers for all. Where one rank has ended, all are ended."""
 
-    def __init__(self, actors: Sequence[Any], loads: Sequence[RankLoad], timeout_s: float) -> None:
-        """`timeout_s` without a finished step, while work is in flight, ends the group."""
+    def __init__(
+        self, actors: Sequence[Any], loads: Sequence[RankLoad], channel: str, timeout_s: float
+    ) -> None:
+        """`channel` of rank 0. `timeout_s` without a finished step, while work is in flight, ends
+        the group."""
         self.loads = tuple(loads)
         self._actors = tuple(actors)
         self._timeout_s = timeout_s
         # Handles of the very processes: a pid alone may be somebody else's by the time it is used.
         self._processes = [_open_process(load.pid) for load in loads]
         self._end_reason: str | None = None
+        self._channel = Channel(channel, self._why)
 
     @property
     def end_reason(self) -> str | None:
         """Why the group was ended; None while it lives."""
         return self._end_reason
 
-    async def add(self, *arguments: Any) -> None:
-        await self._call("add", *arguments)
+    async def add(
+        self,
+        seq_id: str,
+        prompt_token_ids: tuple[int, ...],
+        params: SamplingParams,
+        cache_salt: bytes,
+        priority: int,
+    ) -> None:
+        if params.grammar is not None:  # compiled in the rank, on a thread of this call
+            await self._call("add", seq_id, prompt_token_ids, params, cache_salt, priority)
+            return
+        await self._channel.add(
+            seq_id, prompt_token_ids, params, cache_salt=cache_salt, priority=priority
+        )
 
     async def abort(self, seq_id: str) -> Usage | None:
         usage: Usage | None = await self._call("abort", seq_id)
         return usage
 
     async def next_outputs(self) -> list[StepOutput]:
-        outputs: list[StepOutput] = await self._call("next_outputs")
-        return outputs
+        return await self._channel.next_outputs()
 
     async def status(self) -> RankStatus:
         status: RankStatus = await self._call("status")
@@ -89,6 +106,7 @@ class RankGroup:
         if self._end_reason is not None:
             return
         self._end_reason = reason
+        self._channel.close()
         for process in self._processes:
             # Ray's own kill asks the worker, which cannot answer when it is stuck or stopped.
             _kill(process)
@@ -125,7 +143,10 @@ class RankGroup:
                 raise exc.cause from exc
             raise EngineStopped(f"{method} failed in rank 0: {exc.cause!r}") from exc
         except RayActorError as exc:
-            raise EngineStopped(self._end_reason or "rank 0's process died") from exc
+            raise EngineStopped(self._why()) from exc
+
+    def _why(self) -> str:
+        return self._end_reason or "rank 0's process died"
 
 
 def start_rank_group(
@@ -144,7 +165,8 @@ def start_rank_group(
         if num_ranks > 1:
             (rendezvous,) = _gather([actors[0].open.remote()], num_ranks)
         loads = _gather([actor.load.remote(rendezvous) for actor in actors], num_ranks)
-        return RankGroup(actors, loads, timeout_s)
+        (channel,) = _gather([actors[0].open_channel.remote()], num_ranks)
+        return RankGroup(actors, loads, channel, timeout_s)
     except BaseException:
         for actor in actors:
             ray.kill(actor)
