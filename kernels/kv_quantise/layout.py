@@ -37,9 +37,9 @@ def slabs_of_block(bits: int) -> int:
 
 def pack_keys(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Codes uint8 [..., slab tokens, size] -> bytes [..., 32 * size]."""
-    *lead, _, size = codes.shape
-    tokens, channels = _in_accumulators(codes), (2, size // 32, 4, 2, 2)
-    split = tokens.reshape(*lead, -1, *channels)  # row, half, 16s, lane, pair, place
+    *lead, num_tokens, size = codes.shape
+    rows = _in_accumulators(codes)
+    split = rows.reshape(*lead, num_tokens, 2, size // 32, 4, 2, 2)  # half, 16s, lane, pair, place
     if bits == 4:
         return _nibbles(_permuted(split, len(lead), (0, 3, 2, 5, 4, 1)), len(lead))
     return _permuted(split, len(lead), (1, 0, 3, 2, 5, 4)).flatten(len(lead))

@@ -5,10 +5,12 @@ is at least a 1024th of the greatest magnitude, so that a zero is known to a qua
 channels far from zero lose bits, not their place. Scales beyond float16 stop at its greatest.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from kernels.contract import Contract, Count, InOut, Tensor
 from kernels.kv_quantise.layout import (
     BIAS,
     BLOCK_TOKENS,
@@ -25,6 +27,28 @@ from kernels.kv_quantise.layout import (
     unpack_values,
 )
 
+KEY_CONTRACT, VALUE_CONTRACT = (
+    Contract(
+        f"kv_quantise_{what}",
+        slabs=InOut("slabs heads bytes", torch.uint8, wide_index=True),
+        meta=InOut(f"slabs heads 2 {meta_size}", torch.float16, wide_index=True),
+        sources=Tensor("blocks from_slabs", torch.int32),
+        targets=Tensor("blocks to_slabs", torch.int32),
+        num_slabs=Count("slabs"),
+        num_heads=Count("heads"),
+    )
+    for what, meta_size in (("keys", "size"), ("values", "64"))
+)
+FROM_TO_BITS = ((16, 8), (16, 4), (8, 4))
+SIZES = (64, 128)
+
+
+def meta_of(from_bits: int, bits: int, size: int) -> dict[str, int]:
+    """What a kernel is launched with."""
+    return {"FROM_BITS": from_bits, "BITS": bits, "SIZE": size, "num_warps": 4}
+
+
+METAS = [meta_of(*each, size) for each in FROM_TO_BITS for size in SIZES]
 MAX_ZERO = 1024.0
 MIN_SCALE = 2.0**-20  # a 16th of it is not zero in float16
 MAX_SCALE = 65504.0
@@ -58,6 +82,55 @@ def quantised_values(values: torch.Tensor, bits: int) -> Packed:
         packed = pack_value_meta(each.squeeze(-1).unflatten(-1, (slabs_of_block(bits), -1)))
         meta[..., place, : packed.shape[-1]] = packed
     return Packed(pack_values(slabs, bits), meta)
+
+
+def quantise_keys(
+    slabs: torch.Tensor,
+    meta: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    from_bits: int,
+    bits: int,
+) -> None:
+    """slabs [num_slabs, heads, 32 * size] uint8 and meta [num_slabs, heads, 2, size] float16,
+    changed in place: each block of `sources` [num_blocks, slabs of a block of from_bits] goes to
+    `targets` [num_blocks, slabs of a block of bits], slabs that nothing else names."""
+    exact = _blocks(slabs, meta, sources, from_bits, dequantised_keys)
+    _store(slabs, meta, targets, quantised_keys(exact, bits))
+
+
+def quantise_values(
+    slabs: torch.Tensor,
+    meta: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    from_bits: int,
+    bits: int,
+) -> None:
+    """As `quantise_keys`, with meta [num_slabs, heads, 2, 64]."""
+    exact = _blocks(slabs, meta, sources, from_bits, dequantised_values)
+    _store(slabs, meta, targets, quantised_values(exact, bits))
+
+
+def _blocks(
+    slabs: torch.Tensor,
+    meta: torch.Tensor,
+    sources: torch.Tensor,
+    bits: int,
+    dequantised: Callable[[Packed, int], torch.Tensor],
+) -> torch.Tensor:
+    """[num_blocks, heads, 64, size] float32."""
+    heads, num_bytes = slabs.shape[1:]
+    if bits == 16:
+        tokens = slabs[sources.long()].view(torch.bfloat16)
+        return tokens.view(len(sources), BLOCK_TOKENS, heads, num_bytes // 32).transpose(1, 2)
+    packed = Packed(*(each[sources.long()].transpose(1, 2) for each in (slabs, meta)))
+    return dequantised(packed, bits)
+
+
+def _store(slabs: torch.Tensor, meta: torch.Tensor, targets: torch.Tensor, packed: Packed) -> None:
+    slabs[targets.long()] = packed.bytes.transpose(1, 2)
+    meta[targets.long()] = packed.meta.transpose(1, 2)
 
 
 def dequantised_keys(packed: Packed, bits: int) -> torch.Tensor:

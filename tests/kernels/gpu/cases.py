@@ -13,6 +13,8 @@ from kernels.image.deskew.api import deskew, estimate_skew
 from kernels.image.lines.api import line_runs, projections
 from kernels.image.resize.api import resize_normalise
 from kernels.kv_append.api import kv_append
+from kernels.kv_quantise.layout import slabs_of_block
+from kernels.kv_quantise.reference import FROM_TO_BITS
 from kernels.launch import Grid, Launcher, launching
 from kernels.linear.api import LINEARS, SILU_MULS, linear, multiply, pack_linear
 from kernels.paged_decode.api import paged_decode
@@ -28,6 +30,7 @@ from kernels.tiered_plan.api import tiered_plan
 from kernels.tiered_plan.reference import FORMATS
 from kernels.tiered_plan.reference import tiered_plan as reference_plan
 from tests.kernels.contexts import paged
+from tests.kernels.quantised_blocks import KINDS, arena
 from tests.kernels.sampling_rows import ROWS, parameters_of
 from tests.kernels.slab_caches import bounds_of, slab_cache
 
@@ -51,9 +54,8 @@ def small_calls(device: str = "cuda") -> Calls:
             f"{name} {head_dim}": call for name, call in attention_calls(head_dim, device).items()
         }
     for head_dim in (64, 128):
-        calls |= {
-            f"{name} {head_dim}": call for name, call in tiered_calls(head_dim, device).items()
-        }
+        for made in (tiered_calls, quantise_calls):
+            calls |= {f"{name} {head_dim}": call for name, call in made(head_dim, device).items()}
     for vocab in (1003, 4128):
         calls |= {f"{name} {vocab}": call for name, call in sampling_calls(vocab, device).items()}
     for height, width in ((61, 47), (64, 48)):
@@ -143,6 +145,18 @@ def tiered_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
             name = f"{formats.key_bits}, {formats.value_bits}, {num_runs} runs"
             calls[f"tiered_plan {name}"] = partial(tiered_plan, bounds, num_runs, formats)
             calls[f"tiered_decode {name}"] = partial(tiered_decode, *arguments)
+    return calls
+
+
+def quantise_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
+    calls: dict[str, Callable[[], object]] = {}
+    for kind, (quantise, _) in KINDS.items():
+        for from_bits, bits in FROM_TO_BITS:
+            slabs, meta, sources, others = arena(kind, from_bits, head_dim)
+            targets = others[: 2 * slabs_of_block(bits)].view(2, -1)
+            tensors = [each.to(device) for each in (slabs, meta, sources, targets)]
+            name = f"quantise {kind} of {from_bits} bits to {bits}"
+            calls[name] = partial(quantise, *tensors, from_bits, bits)
     return calls
 
 

@@ -1,0 +1,70 @@
+"""Entry points of the op."""
+
+import torch
+
+from kernels.errors import ContractError
+from kernels.kv_quantise import reference
+from kernels.kv_quantise.layout import slabs_of_block
+from kernels.launch import Launcher, runs_kernels
+
+_launch_keys = Launcher(
+    reference.KEY_CONTRACT, "kernels.kv_quantise.kernel:kv_quantise_keys_kernel"
+)
+_launch_values = Launcher(
+    reference.VALUE_CONTRACT, "kernels.kv_quantise.kernel:kv_quantise_values_kernel"
+)
+
+
+def quantise_keys(
+    slabs: torch.Tensor,
+    meta: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    from_bits: int,
+    bits: int,
+) -> None:
+    """slabs [num_slabs, heads, 32 * size] uint8 and meta [num_slabs, heads, 2, size] float16,
+    changed in place: each block of `sources` [num_blocks, slabs of a block of from_bits] int32 goes
+    to `targets` [num_blocks, slabs of a block of bits] int32. From 16 bits to 8 or 4, or from 8 to
+    4; no slab is named twice. On a GPU size is 64 or 128, or ContractError."""
+    if runs_kernels(slabs):
+        _quantise(_launch_keys, slabs, meta, sources, targets, from_bits, bits)
+    else:
+        reference.quantise_keys(slabs, meta, sources, targets, from_bits, bits)
+
+
+def quantise_values(
+    slabs: torch.Tensor,
+    meta: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    from_bits: int,
+    bits: int,
+) -> None:
+    """As `quantise_keys`, with meta [num_slabs, heads, 2, 64]."""
+    if runs_kernels(slabs):
+        _quantise(_launch_values, slabs, meta, sources, targets, from_bits, bits)
+    else:
+        reference.quantise_values(slabs, meta, sources, targets, from_bits, bits)
+
+
+def _quantise(
+    launch: Launcher,
+    slabs: torch.Tensor,
+    meta: torch.Tensor,
+    sources: torch.Tensor,
+    targets: torch.Tensor,
+    from_bits: int,
+    bits: int,
+) -> None:
+    num_slabs, num_heads, num_bytes = slabs.shape
+    size = num_bytes // 32
+    assert (from_bits, bits) in reference.FROM_TO_BITS, (from_bits, bits)
+    assert sources.shape[1] == slabs_of_block(from_bits), (sources.shape, from_bits)
+    assert targets.shape[1] == slabs_of_block(bits), (targets.shape, bits)
+    if size not in reference.SIZES:
+        expected = f"of heads of {' or '.join(map(str, reference.SIZES))}"
+        raise ContractError(launch.contract.kernel, "slabs", expected, f"{size}")
+    meta_form = reference.meta_of(from_bits, bits, size)
+    grid = (len(sources), num_heads)
+    launch(grid, slabs, meta, sources, targets, num_slabs, num_heads, **meta_form)

@@ -1,0 +1,136 @@
+"""Blocks in fewer bits: the codec, and the kernels that are exactly it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.checked_interpreter import assert_equals_reference, checked
+from kernels.errors import ContractError, DeviceAssertion
+from kernels.kv_quantise import layout, reference
+from kernels.kv_quantise.api import quantise_keys
+from kernels.kv_quantise.layout import BIAS, LEVELS, SLAB_TOKENS, slabs_of_block
+from tests.kernels.launches import assert_bundled
+from tests.kernels.quantised_blocks import CODECS, KINDS, arena
+
+EXPONENTS = st.integers(-14, 18)
+
+
+@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_is_packed_comes_back(bits: int, size: int) -> None:
+    shape = (3, SLAB_TOKENS[bits], size)
+    codes = torch.randint(LEVELS[bits] + 1, shape, dtype=torch.uint8)
+    for pack, unpack in (
+        (layout.pack_keys, layout.unpack_keys),
+        (layout.pack_values, layout.unpack_values),
+    ):
+        packed = pack(codes, bits)
+        assert packed.shape == (3, layout.part_bytes(size))
+        assert torch.equal(unpack(packed, bits), codes)
+    scales = torch.randn(3, size)
+    assert torch.equal(layout.unpack_key_meta(layout.pack_key_meta(scales)), scales)
+    scales = torch.randn(3, SLAB_TOKENS[bits])
+    assert torch.equal(layout.unpack_value_meta(layout.pack_value_meta(scales)), scales)
+
+
+def test_a_lane_owns_the_bytes_that_lie_side_by_side() -> None:
+    """Sixteen bytes of a row are the lane's four channels of each 16, the middle ones swapped."""
+    channels = torch.arange(128, dtype=torch.uint8).expand(32, 128)
+    rows = layout.pack_keys(channels, 8).view(2, 32, 4, 16)
+    expected = [16 * part + 4 + place for part in range(4) for place in (0, 2, 1, 3)]
+    assert rows[0, 5, 1].tolist() == expected
+    assert rows[1, 5, 1].tolist() == [64 + each for each in expected]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(["keys", "values"]),
+    st.sampled_from([4, 8]),
+    st.lists(st.tuples(st.floats(-1, 1, width=16), EXPONENTS), min_size=1, max_size=12),
+    st.integers(0, 10**6),
+)
+def test_errors_are_half_a_step(kind, bits, numbers, seed) -> None:
+    """Or a quarter more at the ends, where a zero far from the codes is rounded."""
+    quantised, dequantised, dim = CODECS[kind]
+    pool = torch.tensor([mantissa * 2.0**exponent for mantissa, exponent in numbers])
+    chosen = torch.randint(len(pool), (64, 64), generator=torch.Generator().manual_seed(seed))
+    exact = pool[chosen].bfloat16()
+    packed = quantised(exact, bits)
+    error = (dequantised(packed, bits) - exact.double()).abs()
+
+    least, greatest = exact.double().amin(dim, True), exact.double().amax(dim, True)
+    magnitude = torch.maximum(-least, greatest)
+    step = torch.maximum((greatest - least) / LEVELS[bits], magnitude / reference.MAX_ZERO)
+    step = step.clamp(reference.MIN_SCALE, None)
+    assert (error <= 0.76 * step * (1 + 2**-6)).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(["keys", "values"]), st.sampled_from([4, 8]), st.integers(0, 10**6))
+def test_what_codes_stand_for_is_quantised_to_the_same_codes(kind, bits, seed) -> None:
+    quantised, dequantised, dim = CODECS[kind]
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(LEVELS[bits] + 1, (64, 64), generator=generator)
+    codes.select(dim, 0).fill_(0)
+    codes.select(dim, 1).fill_(LEVELS[bits])
+    exact = (codes.double() - BIAS[bits]) / 4
+    assert torch.equal(dequantised(quantised(exact, bits), bits), exact)
+
+
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize(("from_bits", "bits"), reference.FROM_TO_BITS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_equals_its_reference(kind: str, from_bits: int, bits: int, size: int) -> None:
+    op, expected = KINDS[kind]
+    slabs, meta, sources, others = arena(kind, from_bits, size)
+    width = slabs_of_block(bits)
+    targets = others[: 2 * width].view(2, width)
+    assert_equals_reference(op, expected, slabs, meta, sources, targets, from_bits, bits)
+
+
+def test_no_blocks() -> None:
+    slabs, meta, *_ = arena("keys", 16, 64)
+    none = torch.zeros(0, 4, dtype=torch.int32)
+    assert_equals_reference(
+        quantise_keys, reference.quantise_keys, slabs, meta, none, none[:, :1], 16, 4
+    )
+
+
+@pytest.mark.parametrize("slab", [-1, 24])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slab_beyond_the_arena_is_noticed(kind: str, slab: int) -> None:
+    slabs, meta, sources, others = arena(kind, 16, 64)
+    targets = others[:2].view(2, 1).clone()
+    for table in (sources, targets):
+        kept = table.clone()
+        table[1, 0] = slab
+        with checked(), pytest.raises(DeviceAssertion, match="a slab beyond the arena"):
+            KINDS[kind][0](slabs, meta, sources, targets, 16, 4)
+        table.copy_(kept)
+
+
+def test_what_no_kernel_writes_is_refused() -> None:
+    slabs, meta, sources, others = arena("keys", 16, 64)
+    targets = others[:2].view(2, 1)
+    wide = torch.zeros(24, 2, 32 * 96, dtype=torch.uint8)
+    with checked(), pytest.raises(ContractError, match="of heads of 64 or 128, came 96"):
+        quantise_keys(wide, meta, sources, targets, 16, 4)
+    with checked(), pytest.raises(ContractError, match="sources must be int32, came int64"):
+        quantise_keys(slabs, meta, sources.long(), targets, 16, 4)
+    with checked(), pytest.raises(AssertionError, match="8, 8"):
+        quantise_keys(slabs, meta, sources, targets, 8, 8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_launch_has_its_variant(kind: str) -> None:
+    op: Callable[..., None] = KINDS[kind][0]
+    for size in (64, 128):
+        for from_bits, bits in reference.FROM_TO_BITS:
+            slabs, meta, sources, others = arena(kind, from_bits, size)
+            width = slabs_of_block(bits)
+            targets = others[: 2 * width].view(2, width)
+            arguments = (slabs, meta, sources, targets, from_bits, bits)
+            assert_bundled(lambda arguments=arguments: op(*arguments))
