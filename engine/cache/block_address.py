@@ -48,7 +48,8 @@ class Provenance:
 @dataclass(slots=True)
 class SequenceAddresses:
     """Of one sequence in one layer group. `chain` are the hashes of its full blocks as far as its
-    tokens are known, of `extend_chain`; it is shared with the sequence, and grows with it."""
+    tokens are known, of `extend_chain`; it is shared with the sequence, and grows with it. A
+    sequence that is prefilled anew, with what it decoded, has new ones."""
 
     version: bytes  # the digest of a CacheVersion
     chain: Sequence[bytes]

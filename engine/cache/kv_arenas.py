@@ -35,7 +35,7 @@ class LayerGroup:
 
 
 class KvArenas(NamedTuple):
-    """Indexed by Part."""
+    """And the steps that may read them."""
 
     keys: SlabArena
     values: SlabArena

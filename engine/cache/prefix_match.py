@@ -74,9 +74,11 @@ class PrefixMatcher:
 
     def _find_part(self, part: Part, index: int, ages: Ages, stored_as: Format) -> int | None:
         decode_start = self._addresses.decode_start
+        # Decode lets tokens grow warm before they are cold; prefill does not.
         is_requantised = (
             stored_as is Format.INT4
             and decode_start is not None
+            and self._config.warm_tokens > 0
             and index >= self._config.decode_ages(decode_start).warm_start
         )
         address = self._addresses.of(part, index, stored_as, is_requantised=is_requantised)

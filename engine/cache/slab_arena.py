@@ -17,11 +17,11 @@ MIN_LOOK = 256  # entries of the queue at a time: most of them may be stale
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Content that lost its place: it is there until the step writes that was planned next."""
+    """Content that lost its place. It is there until a step writes that is planned from now on."""
 
     address: bytes
     tenant: bytes
-    grains: Ids
+    slabs: Ids
 
 
 class SlabArena:
@@ -155,11 +155,13 @@ class SlabArena:
     def slabs_of(self, blocks: Ids, block_format: Format) -> Ids:
         """[len(blocks), slabs of a block] of blocks that are all of this format."""
         grains = self._grains_of.take(blocks, axis=0)[:, : self._grains_in(block_format)]
+        return self._slabs_in(grains).reshape(len(blocks), block_format.num_slabs)
+
+    def _slabs_in(self, grains: Ids) -> Ids:
         if self.grain == 1:
             return grains
-        neighbours = np.arange(self.grain, dtype=np.int32)
-        slabs: Ids = np.add.outer(grains * self.grain, neighbours)
-        return slabs.reshape(len(blocks), block_format.num_slabs)
+        slabs: Ids = np.add.outer(grains * self.grain, np.arange(self.grain, dtype=np.int32))
+        return slabs.ravel()
 
     def _grains_in(self, block_format: Format) -> int:
         return block_format.num_slabs // self.grain
@@ -210,8 +212,9 @@ class SlabArena:
         self._num_evictable_grains -= len(grains)
         self._free.prepend(grains)
         if self._keeps_evicted:
-            rows = np.split(grains, np.cumsum(sizes)[:-1])
-            self._evicted += map(Evicted, addresses, tenants, rows)
+            ends = np.cumsum(sizes, dtype=np.int64) * self.grain
+            slabs = np.split(self._slabs_in(grains), ends[:-1])
+            self._evicted += map(Evicted, addresses, tenants, slabs)
 
     def _dissolve(self, blocks: Ids) -> Ids:
         """The grains of what are blocks no more."""

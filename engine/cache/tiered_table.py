@@ -160,8 +160,7 @@ class TieredTable:
                 for move in moves
                 if move.source[part] != move.target[part]
             )
-            num_available = column.arena.num_available_slabs
-            if num_slabs > num_available:
+            if num_slabs and num_slabs > (num_available := column.arena.num_available_slabs):
                 raise ArenaExhausted(
                     f"{num_slabs} slabs of {part.name.lower()} are needed, {num_available} of "
                     f"{column.arena.num_slabs} can be had now"

@@ -108,9 +108,20 @@ def test_one_eviction_of_a_large_block_serves_small_ones() -> None:
     taken = arena.allocate(1, Format.INT4)
     assert arena.num_available_slabs == 3
     (evicted,) = arena.take_evicted()
-    assert evicted.grains[0] == block
-    assert sorted(evicted.grains.tolist()) == [0, 1, 2, 3]
+    assert evicted.slabs[0] == block
+    assert sorted(evicted.slabs.tolist()) == [0, 1, 2, 3]
     arena.check_integrity(taken.tolist())
+
+
+def test_what_was_evicted_is_told_slab_by_slab() -> None:
+    arena = SlabArena(8, Epochs(), densest=Format.INT8, keeps_evicted=True)
+    expected = {}
+    for address, block_format in ((b"two", Format.INT8), (b"four", Format.BF16)):
+        block = cached(arena, address, block_format)
+        expected[address] = arena.slabs_of(ids(block), block_format).ravel().tolist()
+    arena.allocate(2, Format.BF16)
+    told = {evicted.address: evicted.slabs.tolist() for evicted in arena.take_evicted()}
+    assert told == expected
 
 
 def test_shared_blocks_stay_until_the_last_lets_go() -> None:
