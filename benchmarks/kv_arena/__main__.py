@@ -7,7 +7,7 @@ import time
 from benchmarks.command import Progress, run_benchmark
 from benchmarks.kv_arena.capacity import num_tokens_held
 from benchmarks.kv_arena.random_walk import RandomWalk, small_tiers
-from benchmarks.kv_arena.speed import BlockTime, allocate_and_free, evict_and_cache
+from benchmarks.kv_arena.speed import BlockTime, allocate_and_free, decode_step_us, evict_and_cache
 from benchmarks.results import Row
 from engine.cache.formats import COLD_FORMATS, Format
 from engine.cache.tier_config import TierConfig
@@ -46,6 +46,9 @@ def _speed(progress: Progress) -> list[Row]:
             *_times(f"evict for {batch} blocks", [each[0] for each in full], None),
             *_times(f"cache {batch} freed blocks", [each[1] for each in full], None),
         ]
+    for name in COLD_FORMATS:
+        step_us = decode_step_us(TierConfig(cold_format=name), LONG)
+        rows.append(Row(f"decode step at 64K, {name}, least", "step_us", "us", "lower", step_us))
     return rows
 
 

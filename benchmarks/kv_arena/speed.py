@@ -4,10 +4,14 @@ import statistics
 import time
 from dataclasses import dataclass
 
+from engine.cache.block_address import SequenceAddresses
 from engine.cache.epochs import Epochs
 from engine.cache.formats import Format
 from engine.cache.guarded_queue import Ids
+from engine.cache.kv_arenas import KvArenas
 from engine.cache.slab_arena import SlabArena
+from engine.cache.tier_config import TierConfig
+from engine.cache.tiered_table import TieredTable
 
 NUM_REPEATS = 300
 NUM_CACHED_REPEATS = 40  # each of which writes as many addresses
@@ -54,6 +58,27 @@ def evict_and_cache(batch: int, block_format: Format) -> tuple[BlockTime, BlockT
             allocated.append(allocated_ns)
             freed.append(freed_ns)
     return _per_block(allocated, batch), _per_block(freed, batch)
+
+
+def decode_step_us(config: TierConfig, num_tokens: int) -> float:
+    """Of the table of one sequence of `num_tokens` tokens: the mean over whole blocks of steps,
+    ageing and all; the least of some repeats."""
+    arenas = KvArenas.create(num_tokens // 8, num_tokens // 8, config)
+    addresses = SequenceAddresses(b"", [bytes(16)] * num_tokens, b"", config.block_size)
+    table = TieredTable(arenas, config, addresses)
+    epoch = arenas.epochs.begin()
+    while table.num_tokens < num_tokens:
+        table.extend_prefill(num_tokens - table.num_tokens)
+    arenas.epochs.finish(epoch)
+    times_ns = []
+    for _ in range(NUM_CACHED_REPEATS):
+        started_ns = time.perf_counter_ns()
+        for _ in range(config.block_size):
+            epoch = arenas.epochs.begin()
+            table.extend_decode()
+            arenas.epochs.finish(epoch)
+        times_ns.append(time.perf_counter_ns() - started_ns)
+    return min(times_ns) / config.block_size / 1e3
 
 
 def _arenas(num_slabs: int) -> tuple[Epochs, list[SlabArena]]:
