@@ -30,7 +30,7 @@ class Journal:
         self.error: RouterError | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
-        self._changed = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
 
     @property
     def num_tokens(self) -> int:
@@ -57,7 +57,6 @@ class Journal:
         """Everything from position `after_index` on, coalesced, up to the last event."""
         index = after_index
         while True:
-            changed = self._changed
             if index < self.num_tokens or self.finish_reason is not None:
                 event = self.event_from(index)
                 index = self.num_tokens
@@ -67,12 +66,12 @@ class Journal:
             elif self.error is not None:
                 raise self.error
             else:
-                await changed.wait()
+                await self._change()
 
     async def ended(self) -> None:
         """Returns once the generation has ended, one way or the other."""
         while not self.has_ended:
-            await self._changed.wait()
+            await self._change()
 
     def event_from(self, index: int) -> TokenEvent:
         """All that there is from position `index` on, in one event."""
@@ -85,8 +84,15 @@ class Journal:
             finish_reason=self.finish_reason,
         )
 
+    async def _change(self) -> None:
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        await waiting
+
     def _wake_readers(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():  # cancelled
+                each.set_result(None)
         if self.on_change is not None:
             self.on_change(self)
