@@ -4,7 +4,7 @@ import torch
 
 from kernels.errors import ContractError
 from kernels.kv_quantise import reference
-from kernels.kv_quantise.layout import slabs_of_block
+from kernels.kv_quantise.layout import BLOCK_TOKENS, slabs_of_block
 from kernels.launch import Launcher, runs_kernels
 
 _launch_keys = Launcher(
@@ -28,7 +28,8 @@ def quantise_keys(
     to `targets` [num_blocks, slabs of a block of bits] int32. From 16 bits to 8 or 4, or from 8 to
     4; no slab is named twice. On a GPU size is 64 or 128, or ContractError."""
     if runs_kernels(slabs):
-        _quantise(_launch_keys, slabs, meta, sources, targets, from_bits, bits)
+        width = slabs.shape[2] // 64  # channels of a half
+        _quantise(_launch_keys, width, slabs, meta, sources, targets, from_bits, bits)
     else:
         reference.quantise_keys(slabs, meta, sources, targets, from_bits, bits)
 
@@ -43,13 +44,14 @@ def quantise_values(
 ) -> None:
     """As `quantise_keys`, with meta [num_slabs, heads, 2, 64]."""
     if runs_kernels(slabs):
-        _quantise(_launch_values, slabs, meta, sources, targets, from_bits, bits)
+        _quantise(_launch_values, BLOCK_TOKENS, slabs, meta, sources, targets, from_bits, bits)
     else:
         reference.quantise_values(slabs, meta, sources, targets, from_bits, bits)
 
 
 def _quantise(
     launch: Launcher,
+    width: int,
     slabs: torch.Tensor,
     meta: torch.Tensor,
     sources: torch.Tensor,
@@ -66,5 +68,5 @@ def _quantise(
         expected = f"of heads of {' or '.join(map(str, reference.SIZES))}"
         raise ContractError(launch.contract.kernel, "slabs", expected, f"{size}")
     meta_form = reference.meta_of(from_bits, bits, size)
-    grid = (len(sources), num_heads)
+    grid = (len(sources), num_heads, width // reference.TILE)
     launch(grid, slabs, meta, sources, targets, num_slabs, num_heads, **meta_form)

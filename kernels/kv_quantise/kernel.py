@@ -1,5 +1,6 @@
-"""A program quantises one block of one head. It holds the codes in the order in which they lie in a
-slab, and finds the token and the channel of each."""
+"""A program quantises some channels of the keys, or some tokens of the values, of a block and head.
+Of keys it holds the codes in the order in which they lie in a slab, and finds the token and the
+channel of each; of values it finds the places of the codes."""
 
 import triton
 import triton.language as tl
@@ -87,7 +88,7 @@ def place_of_value(channel, token, BITS: tl.constexpr, SIZE: tl.constexpr):
 def values_at(
     source, channel, token, half: tl.constexpr, FROM_BITS: tl.constexpr, SIZE: tl.constexpr
 ):
-    """Of one half of the channels, [SIZE / 2, 64] float32."""
+    """Of one half of the channels, [SIZE / 2, tokens] float32."""
     slabs_ptr, meta_ptr, table_ptr, head, heads, slabs = source
     if FROM_BITS == 16:
         place = half * (SIZE // 2) + channel
@@ -113,13 +114,15 @@ def kv_quantise_keys_kernel(
     FROM_BITS: tl.constexpr,
     BITS: tl.constexpr,
     SIZE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = SIZE // 2
     PART: tl.constexpr = 32 * SIZE
     sources_ptr += block * (FROM_BITS // 4)
     targets_ptr += block * (BITS // 4)
-    row, column = tl.arange(0, 64)[:, None], tl.arange(0, HALF)[None, :]
+    row = tl.arange(0, 64)[:, None]
+    column = tl.program_id(2) * TILE + tl.arange(0, TILE)[None, :]
     lane, own = row % 8 // 2, row % 2
     token = row // 32 * 32 + row // 8 % 2 * 16 + lane * 4 + row // 16 % 2 * 2 + own
     in_lane = column % (HALF // 4)
@@ -172,12 +175,14 @@ def kv_quantise_values_kernel(
     FROM_BITS: tl.constexpr,
     BITS: tl.constexpr,
     SIZE: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = SIZE // 2
     sources_ptr += block * (FROM_BITS // 4)
     targets_ptr += block * (BITS // 4)
-    channel, token = tl.arange(0, HALF)[:, None], tl.arange(0, 64)[None, :]
+    channel = tl.arange(0, HALF)[:, None]
+    token = tl.program_id(2) * TILE + tl.arange(0, TILE)[None, :]
     source = (slabs_ptr, meta_ptr, sources_ptr, head, num_heads, num_slabs)
     low = values_at(source, channel, token, 0, FROM_BITS, SIZE)
     high = values_at(source, channel, token, 1, FROM_BITS, SIZE)

@@ -41,11 +41,12 @@ KEY_CONTRACT, VALUE_CONTRACT = (
 )
 FROM_TO_BITS = ((16, 8), (16, 4), (8, 4))
 SIZES = (64, 128)
+TILE = 32  # channels of each half of the keys, or tokens of the values, that a program takes
 
 
 def meta_of(from_bits: int, bits: int, size: int) -> dict[str, int]:
     """What a kernel is launched with."""
-    return {"FROM_BITS": from_bits, "BITS": bits, "SIZE": size, "num_warps": 4}
+    return {"FROM_BITS": from_bits, "BITS": bits, "SIZE": size, "TILE": TILE, "num_warps": 4}
 
 
 METAS = [meta_of(*each, size) for each in FROM_TO_BITS for size in SIZES]
