@@ -10,7 +10,7 @@ import importlib.util
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.command import Progress, table
@@ -104,7 +104,8 @@ class HttpRun:
     def _run_rounds(self, name: Name, endpoint: Endpoint, deadline_s: float) -> None:
         """A round of each concurrency, then the next of each: a late end costs rounds, no case."""
         most = max(self.arguments.concurrency)
-        warm_up(self._load(endpoint, most, WARM_UP_ROUND))
+        load = self._load(endpoint, most, WARM_UP_ROUND)
+        warm_up(replace(load, requests=load.requests[:most]))
         for number in range(self.arguments.rounds):
             for concurrency in self.arguments.concurrency:
                 if time.monotonic() + MAX_ROUND_S > deadline_s:
