@@ -59,6 +59,16 @@ class TieredTable:
     def num_blocks(self) -> int:
         return len(self._columns[0].blocks)
 
+    @property
+    def bounds(self) -> tuple[int, int, int, int]:
+        """The tokens where sink, cold, warm and hot run end."""
+        ages, block_size = self.ages, self._config.block_size
+        sink, cold, warm = (
+            min(start * block_size, self.num_tokens)
+            for start in (ages.cold_start, ages.warm_start, ages.hot_start)
+        )
+        return sink, cold, warm, self.num_tokens
+
     def blocks(self, part: Part) -> tuple[int, ...]:
         return tuple(self._columns[part].blocks)
 

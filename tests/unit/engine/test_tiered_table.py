@@ -120,6 +120,35 @@ def test_a_decode_step_changes_the_table_at_block_borders_only() -> None:
         before = after
 
 
+@pytest.mark.parametrize("cold_format", COLD_FORMATS)
+def test_a_column_has_the_slabs_that_its_bounds_count(cold_format: str) -> None:
+    config = TierConfig(cold_format=cold_format)
+    pool = pool_for(config)
+    sequence = pool.open(PROMPT)
+    bounds = []
+    for num_tokens in (40, 30, 900, 700):
+        pool.prefill(sequence, num_tokens)
+        bounds.append(sequence.table.bounds)
+    pool.decode(sequence, 3)
+    bounds.append(sequence.table.bounds)
+    assert bounds == [
+        (40, 40, 40, 40),
+        (64, 64, 64, 70),
+        (64, 64, 64, 970),
+        (64, 896, 896, 1_670),
+        (64, 1_024, 1_536, 1_673),
+    ]
+    sink, cold, warm, length = bounds[-1]
+    for part in Part:
+        tokens_of_a_slab = 64 // config.cold[part].num_slabs
+        assert len(sequence.table.slab_ids(part)) == (
+            sink // 16
+            + (cold - sink) // tokens_of_a_slab
+            + (warm - cold) // 32
+            + 4 * -(-(length - warm) // 64)
+        )
+
+
 def test_the_second_sharer_finds_the_canonical_copy() -> None:
     """Each swaps its own entry; the block both had stays cached in bf16."""
     pool = pool_for(TierConfig(cold_format="int4"))
