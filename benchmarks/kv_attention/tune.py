@@ -40,6 +40,9 @@ def _forms(speed: Speed) -> Iterator[tuple[str, float]]:
     for stages in STAGES:
         with _turned("STAGES", declared | {speed.formats: stages}):
             yield f"stages={stages}", decode_us(sets)
+    for prefetch in (0, 1):
+        with _turned("PREFETCH", prefetch):
+            yield f"prefetch={prefetch}", decode_us(sets)
     if speed.name in ("attn_int4_b1_128k", "attn_int4_b32_8k"):
         name = "MERGE_META_OF_MANY" if speed.batch == 1 else "MERGE_META_OF_FEW"
         for merge in MERGES:

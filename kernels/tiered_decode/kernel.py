@@ -18,11 +18,13 @@ from kernels.tiered_decode.tiles import (
     bias_and_zeros,
     by_tokens,
     first_rows,
+    halves_of_query,
     keys_of_bytes,
     keys_of_nibbles,
     natural,
     nothing_attended,
     plain_query,
+    prefetch_slab,
     slab_at,
     unit_query,
     values_of_bytes,
@@ -239,8 +241,8 @@ def tiered_decode_kernel(
     query_head_stride,
     sequences,
     heads,
-    num_key_slabs,
-    num_value_slabs,
+    num_keys,
+    num_values,
     kv_heads,
     max_key_slabs,
     max_value_slabs,
@@ -251,17 +253,11 @@ def tiered_decode_kernel(
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     # Programs of the KV heads of one run follow each other: they read the same slabs.
     head, run = tl.program_id(0), tl.program_id(1)
-    arenas = (
-        key_slabs_ptr,
-        value_slabs_ptr,
-        key_meta_ptr,
-        value_meta_ptr,
-        num_key_slabs,
-        num_value_slabs,
-    )
+    arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
     group = heads // kv_heads
     first_record = plan_ptr + run * fields.RECORD_SIZE
     first_sequence = tl.load(first_record + fields.SEQUENCE)
@@ -295,9 +291,17 @@ def tiered_decode_kernel(
                 ROWS,
                 STAGES,
             )
-        low, high, unit = unit_query(queries, query_head_stride, group, SIZE, ROWS)
-        factor = unit * (scale * LOG2_E)
+        low, high = halves_of_query(queries, query_head_stride, group, SIZE, ROWS)
         cold_start = tl.load(record_ptr + fields.SINK_SLABS)
+        first_cold = tl.load(record_ptr + fields.FIRST_COLD)
+        last_cold = tl.load(record_ptr + fields.LAST_COLD)
+        if PREFETCH and first_cold < last_cold:
+            at_key = cold_start + first_cold * (KEY_BITS // 4)
+            prefetch_slab(key_slabs_ptr, key_table + at_key, head, kv_heads, SIZE)
+            at_value = cold_start + first_cold * (VALUE_BITS // 4)
+            prefetch_slab(value_slabs_ptr, value_table + at_value, head, kv_heads, SIZE)
+        low, high, unit = unit_query(low, high, SIZE, ROWS)
+        factor = unit * (scale * LOG2_E)
         state = attend_quantised(
             low,
             high,
@@ -306,8 +310,8 @@ def tiered_decode_kernel(
             arenas,
             key_table + cold_start,
             value_table + cold_start,
-            tl.load(record_ptr + fields.FIRST_COLD),
-            tl.load(record_ptr + fields.LAST_COLD),
+            first_cold,
+            last_cold,
             head,
             kv_heads,
             KEY_BITS,
@@ -316,30 +320,29 @@ def tiered_decode_kernel(
             ROWS,
             STAGES,
         )
-        first_warm, last_warm = (
-            tl.load(record_ptr + fields.FIRST_WARM),
-            tl.load(record_ptr + fields.LAST_WARM),
-        )
-        if first_warm < last_warm:
-            warm_start = cold_start - 2 * tl.load(record_ptr + fields.WARM_BLOCKS)
-            state = attend_quantised(
-                low,
-                high,
-                factor,
-                state,
-                arenas,
-                key_table + warm_start + tl.load(record_ptr + fields.KEY_SKIP),
-                value_table + warm_start + tl.load(record_ptr + fields.VALUE_SKIP),
-                first_warm,
-                last_warm,
-                head,
-                kv_heads,
-                8,
-                8,
-                SIZE,
-                ROWS,
-                WARM_STAGES,
-            )
+        if VALUE_BITS == 4:  # else the warm tier is of the cold one
+            first_warm = tl.load(record_ptr + fields.FIRST_WARM)
+            last_warm = tl.load(record_ptr + fields.LAST_WARM)
+            if first_warm < last_warm:
+                warm_start = cold_start - 2 * tl.load(record_ptr + fields.WARM_BLOCKS)
+                state = attend_quantised(
+                    low,
+                    high,
+                    factor,
+                    state,
+                    arenas,
+                    key_table + warm_start + tl.load(record_ptr + fields.KEY_SKIP),
+                    value_table + warm_start + tl.load(record_ptr + fields.VALUE_SKIP),
+                    first_warm,
+                    last_warm,
+                    head,
+                    kv_heads,
+                    8,
+                    8,
+                    SIZE,
+                    ROWS,
+                    WARM_STAGES,
+                )
         at = (run + row) * heads + head * group
         store_attended(partial_ptr + at * SIZE, partial_lse_ptr + at, state, group, SIZE, ROWS)
 
@@ -347,13 +350,7 @@ def tiered_decode_kernel(
 @kernel(
     contract=MERGE_CONTRACT,
     variants=variants(
-        {"out": [torch.bfloat16, torch.float32]},
-        [
-            meta | {"SIZE": size}
-            for meta in (reference.MERGE_META_OF_FEW, reference.MERGE_META_OF_MANY)
-            for size in reference.SIZES
-        ],
-        aligned=[True],
+        {"out": [torch.bfloat16, torch.float32]}, reference.MERGE_METAS, aligned=[True]
     ),
 )
 def tiered_decode_merge_kernel(

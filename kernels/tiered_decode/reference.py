@@ -30,8 +30,8 @@ CONTRACT = Contract(
     query_head_stride=Stride("query", 1),
     sequences=Count("sequences"),
     heads=Count("heads"),
-    num_key_slabs=Count("slabs"),
-    num_value_slabs=Count("value_slabs"),
+    num_keys=Count("slabs"),
+    num_values=Count("value_slabs"),
     kv_heads=Count("kv_heads"),
     max_key_slabs=Count("max_key_slabs"),
     max_value_slabs=Count("max_value_slabs"),
@@ -53,6 +53,7 @@ MERGE_CONTRACT = Contract(
 # their registers; only the host's plan knows that. Measured on an H200: five stages where a block
 # is of 4 bits, for two blocks are under way then; three of 8 bits, whose blocks are twice as large.
 STAGES = {(4, 4): 5, (8, 4): 3, (8, 8): 3}
+PREFETCH = 1
 SIZES = (64, 128)
 PROGRAMS_PER_SM = {64: 8, 128: 8}
 ROWS = (8, 16)  # query heads of one KV head
@@ -61,6 +62,9 @@ ROWS = (8, 16)  # query heads of one KV head
 FEW_SPLITS = 8
 MERGE_META_OF_FEW = {"COLUMNS": 64, "SPLITS": FEW_SPLITS, "num_warps": 1}
 MERGE_META_OF_MANY = {"COLUMNS": 32, "SPLITS": 64, "num_warps": 4}
+MERGE_METAS = [
+    meta | {"SIZE": size} for meta in (MERGE_META_OF_FEW, MERGE_META_OF_MANY) for size in SIZES
+]
 
 
 class Slabs(NamedTuple):
@@ -76,7 +80,8 @@ class Slabs(NamedTuple):
 def meta_of(formats: Formats, size: int, rows: int) -> dict[str, int]:
     """What the kernel is launched with."""
     bits = {"KEY_BITS": formats.key_bits, "VALUE_BITS": formats.value_bits}
-    return bits | {"SIZE": size, "ROWS": rows, "STAGES": STAGES[formats], "num_warps": 1}
+    how = {"STAGES": STAGES[formats], "PREFETCH": PREFETCH, "num_warps": 1}
+    return bits | {"SIZE": size, "ROWS": rows} | how
 
 
 def tiered_decode(

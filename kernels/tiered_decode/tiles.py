@@ -237,16 +237,22 @@ def plain_query(query_ptr, head_stride, group, SIZE: tl.constexpr, ROWS: tl.cons
 
 
 @triton.jit
-def unit_query(query_ptr, head_stride, group, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """Halves of the channels [16, SIZE / 2] in float16, as accumulators have them (a product with
-    the identity is exact, and puts them there), and what each row was divided by to be at most 1,
-    [ROWS]: keys of any size then meet no overflow."""
+def halves_of_query(query_ptr, head_stride, group, SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """Halves of the channels [16, SIZE / 2], their columns as accumulators have them."""
     HALF: tl.constexpr = SIZE // 2
     row, column = tl.arange(0, 16) % ROWS, tl.arange(0, HALF)
     places = row[:, None] * head_stride + as_accumulated(column)[None, :]
     is_head = tl.broadcast_to((row < group)[:, None], (16, HALF))
     low = tl.load(query_ptr + places, mask=is_head, other=0.0)
-    high = tl.load(query_ptr + HALF + places, mask=is_head, other=0.0)
+    return low, tl.load(query_ptr + HALF + places, mask=is_head, other=0.0)
+
+
+@triton.jit
+def unit_query(low, high, SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """The halves in float16, where accumulators are (a product with the identity is exact, and puts
+    them there), and what each row was divided by to be at most 1, [ROWS]: keys of any size then
+    meet no overflow."""
+    column = tl.arange(0, SIZE // 2)
     identity = (column[:, None] == column[None, :]).to(tl.bfloat16)
     low, high = tl.dot(low, identity), tl.dot(high, identity)
     unit = power_of_two_above(tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1)))
@@ -254,3 +260,19 @@ def unit_query(query_ptr, head_stride, group, SIZE: tl.constexpr, ROWS: tl.const
     if ROWS == 8:
         unit, _ = unit.reshape(2, 8).permute(1, 0).split()
     return low, high, unit
+
+
+@triton.jit
+def prefetch_slab(slabs_ptr, place_ptr, head, kv_heads, SIZE: tl.constexpr):
+    """One head's part of the slab that a table has there, into the L2."""
+    if not IS_INTERPRETED:
+        part = tl.load(place_ptr).to(tl.int64) * kv_heads + head
+        lines = slabs_ptr + part * (32 * SIZE) + tl.arange(0, 32) * SIZE
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+            "=r,l",
+            [lines],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
