@@ -62,15 +62,15 @@ class Feed:
                 raise error
 
     async def _wait(self) -> bool:
-        """Until something has changed; False when nothing will."""
-        if self._journals:
-            await self._has_changed.wait()
-        else:
+        """Until something has changed; False when nothing will: there has been no generation for so
+        long, and there is none now."""
+        while not self._has_changed.is_set():
             try:
-                async with asyncio.timeout(IDLE_S):
+                async with asyncio.timeout(None if self._journals else IDLE_S):
                     await self._has_changed.wait()
             except TimeoutError:
-                return False
+                if not self._journals:
+                    return False
         self._has_changed.clear()
         return True
 

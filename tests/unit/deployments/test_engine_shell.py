@@ -376,6 +376,18 @@ async def test_a_follower_ends_when_idle_and_comes_back(monkeypatch):
             assert not shell._feeds
 
 
+async def test_a_follower_waits_for_a_step_that_takes_longer_than_idling(monkeypatch):
+    monkeypatch.setattr("deployments.feed.IDLE_S", 0.1)
+    throttle = Throttle()
+    async with running(throttle) as (shell, _):
+        following = asyncio.create_task(follow_all(shell, "one", 1))
+        await asyncio.sleep(0.05)
+        await shell.submit(request(), reader="one")
+        await asyncio.sleep(0.3)
+        throttle.open()
+        assert tokens((await following)["r"]) == expected_completion(PROMPT, 40, VOCAB_SIZE)
+
+
 async def test_a_follower_learns_that_the_engine_stopped():
     executor = FakeExecutor(BLOCK_SIZE, vocab_size=VOCAB_SIZE, fail_at_step=4)
     async with running(executor=executor) as (shell, _):
