@@ -79,7 +79,7 @@ def _capacity(progress: Progress) -> list[Row]:
 
 
 def _walk(progress: Progress) -> list[Row]:
-    """Whatever goes wrong on the way ends it: the violations are those of the whole run."""
+    """A violation ends the run with a traceback: there are rows only where there was none."""
     walks, started_s = [], time.process_time()
     for name in COLD_FORMATS:
         walks.append(RandomWalk(small_tiers(name), SEED))
