@@ -198,9 +198,9 @@ def _graphs(
     graphs = DecodeGraphs(decoder, backend, slots, recorder)
     for size in padded_sizes(config.scheduler.max_num_sequences):
         graphs.record(size)
-    layer_graphs = LayerGraphs(decoder, backend, recorder)
-    for size in layer_sizes(config.scheduler.max_num_batched_tokens):
-        layer_graphs.record(size)
+    tables_shape = config.scheduler.max_num_sequences, slots.block_tables.shape[1]
+    layer_graphs = LayerGraphs(decoder, backend, recorder, tables_shape)
+    layer_graphs.record(layer_sizes(config.scheduler.max_num_batched_tokens))
     return graphs, layer_graphs
 
 

@@ -53,8 +53,11 @@ def profile_steps(
 def _shapes(runner: Launching, limits: SchedulerConfig, max_model_len: int) -> list[Shape]:
     longest = min(MAX_CONTEXT, max_model_len - 1, runner.num_blocks * runner.block_size)
     chunk = min(limits.max_num_batched_tokens, longest)
-    half = max(1, chunk // 2)
-    prefills = [(1, chunk, 0), (1, half, 0), (1, half, longest - half)]
+    half, small = max(1, chunk // 2), max(1, chunk // 16)
+    prefills = [
+        (1, chunk, 0),
+        *((1, size, at) for size in (half, small) for at in (0, longest - size)),
+    ]
     sizes = [size for size in DECODE_SIZES if size <= limits.max_num_sequences]
     decodes = [(size, 1, context) for size in sizes for context in (0, longest - 1)]
     return [*prefills, *decodes]

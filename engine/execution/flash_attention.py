@@ -58,9 +58,9 @@ class VllmFlashAttention(TritonAttention):
             metadata, chunks=replace(metadata.chunks, block_tables=tables, context_lens=lens)
         )
 
-    def _attend_chunks(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:
+    def attend_chunks(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:
         if self._flash is None:
-            return super()._attend_chunks(layer, query, chunks)
+            return super().attend_chunks(layer, query, chunks)
         window = self._windows[layer]
         return self._flash(
             q=query[chunks.rows],

@@ -1,23 +1,25 @@
-"""A step of few tokens with a prompt among them: all but its attention as CUDA graphs.
+"""A step of few tokens with a prompt among them: all but the attention of prompts as CUDA graphs.
 
-Launched one by one its kernels take the host longer than the GPU. Attention stays outside: it alone
-depends on how the tokens are dealt out to sequences. Between two of its calls lies one graph, which
-ends a layer and begins the next.
+Launched one by one its kernels take the host longer than the GPU. Attention stays apart: it alone
+depends on how the tokens are dealt out to sequences. Between that of one layer and of the next lies
+one graph, which ends a layer and begins another.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from engine.execution.decode_attention_graphs import DecodeAttentionGraphs, attention_sizes
 from engine.execution.inputs import ModelInputs
 from engine.execution.recorder import Recorder, Results
 from engine.execution.triton_attention import PagedMetadata, TritonAttention
 from engine.execution.uploads import upload
 from engine.models.decoder import Decoder
 
-SIZES = (512, 384, 256, 192, 128, 64, 32, 16)  # of more tokens the GPU takes longer than the host
+# Beyond them the GPU takes longer than the host. Matrices are cut into tiles of 128 rows anyway.
+SIZES = (*range(1024, 0, -128), 64, 32, 16)
 PADDING = (0, 0, -1)  # token id, position, and a slot that is nowhere
 
 
@@ -35,7 +37,14 @@ class RecordedLayers:
 class LayerGraphs:
     """Of one rank, with attention by the kernels."""
 
-    def __init__(self, decoder: Decoder, backend: TritonAttention, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        backend: TritonAttention,
+        recorder: Recorder,
+        tables_shape: tuple[int, int],
+    ) -> None:
+        """tables_shape: the most sequences, and the most blocks of one."""
         self._decoder = decoder
         self._backend = backend
         self._recorder = recorder
@@ -44,9 +53,42 @@ class LayerGraphs:
         self._query = torch.empty(shape, dtype=weights.dtype, device=weights.device)
         self._attended = torch.zeros_like(self._query)
         self._layers: dict[int, RecordedLayers] = {}
+        self._decodes = DecodeAttentionGraphs(
+            backend, recorder, self._query, self._attended, tables_shape
+        )
 
     @torch.inference_mode()
-    def record(self, size: int) -> None:
+    def record(self, sizes: Iterable[int]) -> None:
+        """`sizes` of steps, largest first."""
+        for size in sizes:
+            self._record_layers(size)
+        most_decodes = min(max(SIZES), self._decodes.most)
+        for size in attention_sizes(most_decodes):
+            self._decodes.record(size, len(self._decoder.weights.layers))
+
+    def fits(self, inputs: ModelInputs) -> bool:
+        return len(inputs.input_ids) <= max(self._layers, default=0)
+
+    def forward(self, inputs: ModelInputs, metadata: PagedMetadata) -> torch.Tensor:
+        """As `Decoder.forward` of the rows that are sampled, of inputs that fit."""
+        size = min(size for size in self._layers if size >= len(inputs.input_ids))
+        step = self._layers[size]
+        self._place(inputs, step.rows)
+        decodes = metadata.decodes and self._decodes.place(metadata.decodes)
+        for layer, replay in enumerate(step.replays):
+            replay()
+            if decodes:
+                decodes[layer]()
+            if metadata.chunks is not None:  # after the decodes, whose padding reaches into them
+                attended = self._backend.attend_chunks(layer, self._query, metadata.chunks)
+                self._attended[metadata.chunks.rows].copy_(attended)
+        sampled = inputs.sampled_rows
+        attended, residual = (
+            each.index_select(0, sampled) for each in (self._attended, step.residual)
+        )
+        return self._decoder.conclude(len(step.replays) - 1, attended, residual)
+
+    def _record_layers(self, size: int) -> None:
         padding = upload(PADDING, self._query.device)
         rows = padding[:, None].repeat(1, size)
         (cos, sin, residual), first = self._recorder.record(partial(self._begin, rows))
@@ -55,22 +97,6 @@ class LayerGraphs:
             go_on = partial(self._go_on, layer, rows[2], cos, sin, residual)
             replays.append(self._recorder.record(go_on)[1])
         self._layers[size] = RecordedLayers(rows, tuple(replays), residual)
-
-    def fits(self, inputs: ModelInputs) -> bool:
-        return len(inputs.input_ids) <= max(self._layers, default=0)
-
-    def forward(self, inputs: ModelInputs, metadata: PagedMetadata) -> torch.Tensor:
-        """As `Decoder.forward` of the rows that are sampled, of inputs that fit."""
-        num_tokens, sampled = len(inputs.input_ids), inputs.sampled_rows
-        size = min(size for size in self._layers if size >= num_tokens)
-        step = self._layers[size]
-        self._place(inputs, step.rows)
-        for layer, replay in enumerate(step.replays):
-            replay()
-            attended = self._backend.attend_appended(layer, self._query, metadata)
-            self._attended[:num_tokens].copy_(attended)
-        last, residual = len(step.replays) - 1, step.residual.index_select(0, sampled)
-        return self._decoder.conclude(last, self._attended.index_select(0, sampled), residual)
 
     def _place(self, inputs: ModelInputs, rows: torch.Tensor) -> None:
         num_tokens = len(inputs.input_ids)

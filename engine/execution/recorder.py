@@ -21,15 +21,19 @@ class GraphRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
 
     def record(self, compute: Callable[[], Results]) -> tuple[Results, Callable[[], None]]:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        """Not by `torch.cuda.graph`, which gives all unused memory back before each graph."""
+        graph = torch.cuda.CUDAGraph()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             for _ in range(WARM_UP_RUNS):
                 compute()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            results = compute()
+            self._stream.synchronize()
+            graph.capture_begin(pool=self._pool)
+            try:
+                results = compute()
+            finally:
+                graph.capture_end()
         return results, graph.replay

@@ -98,8 +98,13 @@ class TritonAttention:
         sin: torch.Tensor,
         metadata: PagedMetadata,
     ) -> torch.Tensor:
-        turned = self.append(layer, query, key, value, cos, sin, metadata.slot_mapping)
-        return self.attend_appended(layer, turned, metadata)
+        query = self.append(layer, query, key, value, cos, sin, metadata.slot_mapping)
+        attended = []
+        if metadata.decodes is not None:
+            attended.append(self.attend_decodes(layer, query, metadata.decodes))
+        if metadata.chunks is not None:
+            attended.append(self.attend_chunks(layer, query, metadata.chunks))
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
 
     def append(
         self,
@@ -117,19 +122,8 @@ class TritonAttention:
         caches = self._kv.keys[layer], self._kv.values[layer]
         return rope_append(query, key, value, cos, sin, *caches, slot_mapping, out)
 
-    def attend_appended(
-        self, layer: int, query: torch.Tensor, metadata: PagedMetadata
-    ) -> torch.Tensor:
-        """Of `metadata`'s tokens, which the cache holds by now; `query` is turned, and may have
-        more rows behind theirs."""
-        attended = []
-        if metadata.decodes is not None:
-            attended.append(self._attend_decodes(layer, query, metadata.decodes))
-        if metadata.chunks is not None:
-            attended.append(self._attend_chunks(layer, query, metadata.chunks))
-        return attended[0] if len(attended) == 1 else torch.cat(attended)
-
-    def _attend_decodes(self, layer: int, query: torch.Tensor, decodes: PagedRows) -> torch.Tensor:
+    def attend_decodes(self, layer: int, query: torch.Tensor, decodes: PagedRows) -> torch.Tensor:
+        """Of tokens that the cache holds by now; `query` is turned, of the whole step."""
         return paged_decode(
             query[decodes.rows],
             self._kv.keys[layer],
@@ -141,7 +135,8 @@ class TritonAttention:
             deterministic=self._deterministic,
         )
 
-    def _attend_chunks(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:
+    def attend_chunks(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:
+        """As `attend_decodes`."""
         assert chunks.query_starts is not None
         return paged_prefill(
             query[chunks.rows],

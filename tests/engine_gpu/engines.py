@@ -115,7 +115,7 @@ def build(config: EngineConfig) -> tuple[Engine, ModelRunner]:
         runner._graphs = DecodeGraphs(runner._decoder, runner._backend, runner._slots, Recompute())
         for size in padded_sizes(config.scheduler.max_num_sequences):
             runner._graphs.record(size)
-        runner._layer_graphs = LayerGraphs(runner._decoder, runner._backend, Recompute())
-        for size in layer_sizes(config.scheduler.max_num_batched_tokens):
-            runner._layer_graphs.record(size)
+        shape = config.scheduler.max_num_sequences, runner._slots.block_tables.shape[1]
+        runner._layer_graphs = LayerGraphs(runner._decoder, runner._backend, Recompute(), shape)
+        runner._layer_graphs.record(layer_sizes(config.scheduler.max_num_batched_tokens))
     return build_engine_around(runner, config), runner

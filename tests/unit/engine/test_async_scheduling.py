@@ -20,7 +20,7 @@ from engine.execution.recorder import Results
 from engine.execution.triton_attention import TritonAttention
 from engine.ranks.group import SingleRank
 from engine.sampling_params import SamplingParams
-from engine.scheduling.cost_model import CostModel
+from engine.scheduling.cost_model import CostModel, num_attended
 from engine.sequence import FinishReason
 from engine.step_profile import profile_steps
 from tests.unit.engine.tiny_checkpoint import save_tiny
@@ -93,9 +93,8 @@ def engine_of(
         runner._graphs = DecodeGraphs(runner._decoder, runner._backend, runner._slots, of_decodes)
         for size in padded_sizes(3):
             runner._graphs.record(size)
-        runner._layer_graphs = LayerGraphs(runner._decoder, runner._backend, of_layers)
-        for size in (32, 16):  # of the steps, which have up to 48 tokens, some are not recorded
-            runner._layer_graphs.record(size)
+        runner._layer_graphs = LayerGraphs(runner._decoder, runner._backend, of_layers, (5, 3))
+        runner._layer_graphs.record((32, 16))  # but some steps have up to 48 tokens
     return build_engine_around(runner, config)
 
 
@@ -238,16 +237,17 @@ def test_steps_are_profiled_in_shapes_that_tell_the_costs_apart(folder: Path) ->
     times = count(step=0.5)
     profile = profile_steps(runner, limits, 192, clock=lambda: next(times))
     shapes = [astuple(shape) for shape, _ in profile]
-    chunk, half = 96, 48
     assert shapes == [
-        (chunk, chunk * (chunk + 1) // 2, 0),
-        (half, half * (half + 1) // 2, 0),
-        (half, half * 143 + half * (half + 1) // 2, 0),
+        (96, num_attended(96, 0), 0),
+        (48, num_attended(48, 0), 0),
+        (48, num_attended(48, 143), 0),
+        (6, num_attended(6, 0), 0),
+        (6, num_attended(6, 185), 0),
         (0, 0, 1),
         (0, 0, 191),
         (0, 0, 16),
         (0, 0, 16 * 191),
     ]
-    assert [seconds for _, seconds in profile] == [0.5] * 7
+    assert [seconds for _, seconds in profile] == [0.5] * 9
     coefficients = CostModel(profile).coefficients
     assert all(each >= 0 for each in coefficients)
