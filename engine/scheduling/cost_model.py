@@ -27,6 +27,7 @@ WINDOW = 32  # steps after which one counts for a third
 ERROR_WINDOW = 32
 LEAST_STEP_S = 1e-6
 NUM_ERRORS = 3  # mean absolute errors to allow for; of normal ones 99 % are below 2.9 of them
+LEAST_ERROR = 0.03  # however well the last steps were predicted, a host stumbles
 
 Vector = npt.NDArray[np.float64]
 IDENTITY: Vector = np.eye(len(FIRST_GUESS))
@@ -79,10 +80,7 @@ class CostModel:
         self._base, self._per_token, self._per_attended, self._per_decode_context = FIRST_GUESS
         self._has_observed = False
         self._error = FIRST_ERROR
-        for shape, seconds in profile:
-            self._scale_at_first(shape, seconds)
-            for _ in range(PROFILE_WEIGHT):
-                self._learn(shape, seconds)
+        self._start_from(list(profile))
 
     @property
     def coefficients(self) -> tuple[float, float, float, float]:
@@ -106,7 +104,7 @@ class CostModel:
     def target_for(self, max_seconds: float) -> float:
         """What to plan a step for, if 99 of 100 are to take `max_seconds` at most: the better the
         predictions of late, the nearer to it."""
-        return max_seconds / (1 + NUM_ERRORS * self._error)
+        return max_seconds / (1 + NUM_ERRORS * max(self._error, LEAST_ERROR))
 
     def predict_chunk(self, num_tokens: int, start: int) -> float:
         """Seconds that a chunk from position `start` on adds to its step. Chunks add up: those of
@@ -136,6 +134,19 @@ class CostModel:
             error = min(abs(1 - predicted / seconds), max_error)
             self._error += (error - self._error) / ERROR_WINDOW
         self._learn(shape, min(seconds, max(predicted, LEAST_STEP_S) / (1 - max_error)))
+
+    def _start_from(self, profile: list[tuple[StepShape, float]]) -> None:
+        for shape, seconds in profile:
+            self._scale_at_first(shape, seconds)
+            for _ in range(PROFILE_WEIGHT):
+                self._learn(shape, seconds)
+        errors = [
+            abs(1 - self.predict(shape) / seconds)
+            for shape, seconds in profile
+            if shape.num_attended
+        ]
+        if errors:
+            self._error = min(FIRST_ERROR, sum(errors) / len(errors))
 
     def _scale_at_first(self, shape: StepShape, seconds: float) -> None:
         if not self._has_observed:

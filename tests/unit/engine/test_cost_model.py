@@ -11,6 +11,7 @@ from engine.scheduling.batch import ScheduledSequence
 from engine.scheduling.cost_model import (
     FIRST_ERROR,
     FIRST_GUESS,
+    LEAST_ERROR,
     CostModel,
     StepShape,
     _nearest_nonnegative,
@@ -60,6 +61,15 @@ def largest_error(model, coefficients):
         abs(model.predict(shape) / seconds_of(shape, coefficients) - 1)
         for shape in shapes(random.Random(99), 200)
     )
+
+
+def test_a_profile_tells_how_far_to_trust_it():
+    exact = [(shape, seconds_of(shape, PLANTED[0])) for shape in shapes(random.Random(3), 12)]
+    rough = [(shape, seconds * (1.4 if n % 2 else 1.0)) for n, (shape, seconds) in enumerate(exact)]
+    assert CostModel().error == FIRST_ERROR
+    assert CostModel(exact).error < 0.01
+    assert 0.05 < CostModel(rough).error <= FIRST_ERROR
+    assert CostModel(exact).target_for(0.05) == pytest.approx(0.05 / (1 + 3 * LEAST_ERROR))
 
 
 @pytest.mark.parametrize("planted", PLANTED)
