@@ -5,12 +5,16 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Without a GPU kernels run in Triton's interpreter, which Triton decides on when it is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from cluster.bringup import RAY_ENVIRONMENT
 from tests.fakes.valkey import valkey, valkey_server  # noqa: F401
+
+settings.register_profile("any machine", deadline=None)  # a busy one is slow, not wrong
+settings.load_profile("any machine")
 
 os.environ["FLASHRAY_STATE"] = tempfile.mkdtemp(prefix="flashray-test-state-")
 os.environ.update(RAY_ENVIRONMENT)  # Ray reads its environment when it is imported
