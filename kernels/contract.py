@@ -166,7 +166,9 @@ class Contract:
         self.check = unrolled(
             self,
             [each.align for each in self.tensors.values()],
+            [self._is_contiguous(name) for name in self.tensors],
             self._implied_at,
+            [(index, scalar) for index, _, scalar in self._free_scalars],
             self._beside_stored(),
         )
 
@@ -226,19 +228,25 @@ class Contract:
             if tensor.is_stored and (other > stored or not each.is_stored)
         ]
 
+    def _is_contiguous(self, name: str) -> bool:
+        """And no scalar is a stride of it."""
+        strides = [each for each in self.scalars.values() if isinstance(each, Stride)]
+        return self.tensors[name].layout == "contiguous" and all(s.tensor != name for s in strides)
+
     def expected_of(self, forms: Any, arguments: Sequence[Any]) -> Expected:
         """The scalars that shapes and strides imply, and the bytes that each tensor spans. forms:
-        of the tensors, None if one has none. Raises ContractError."""
-        expected = None if forms is None else self._remembered.get(forms)
+        of the tensors. Raises ContractError."""
+        expected = self._remembered.get(forms)
         if expected is None:
-            expected = self._check_forms(arguments)
+            expected = self.check_forms(arguments)
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
             self._remembered[forms] = expected
         self.latest = forms, expected
         return expected
 
-    def _check_forms(self, arguments: Sequence[Any]) -> Expected:
+    def check_forms(self, arguments: Sequence[Any]) -> Expected:
+        """As `expected_of`, of forms that are not remembered."""
         named = dict(zip(self.names, arguments, strict=True))
         sizes: dict[str, int] = {}
         for name, tensor in self.tensors.items():
@@ -263,9 +271,16 @@ class Contract:
         if tensor.like is not None and value.dtype != named[tensor.like].dtype:
             expected = f"{short(named[tensor.like].dtype)} like {tensor.like}"
             self._fail(name, expected, short(value.dtype))
-        first = next(iter(self.tensors))
-        if value.device != named[first].device:
-            self._fail(name, f"on {named[first].device} like {first}", str(value.device))
+        self._check_device(name, value, named[next(iter(self.tensors))])
+
+    def check_devices(self, arguments: Sequence[Any]) -> None:
+        """Of tensors on devices of one number. Raises ContractError."""
+        for name, value in zip(self.tensors, arguments, strict=False):
+            self._check_device(name, value, arguments[0])
+
+    def _check_device(self, name: str, value: torch.Tensor, like: torch.Tensor) -> None:
+        if value.device != like.device:
+            self._fail(name, f"on {like.device} like {self.names[0]}", str(value.device))
 
     def _bind_shape(
         self, name: str, tensor: Tensor, shape: torch.Size, sizes: dict[str, int]

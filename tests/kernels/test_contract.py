@@ -1,5 +1,6 @@
 """A negative test for each rule, with the message a caller will read; what is allowed beside."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -87,6 +88,10 @@ WRONG: dict[str, tuple[dict[str, object], str]] = {
     "sparse": (
         {"weight": torch.zeros(8).to_sparse()},
         "weight must be a dense tensor, came sparse_coo",
+    ),
+    "opaque": (
+        {"out": torch.zeros(3, 8).to_mkldnn()},
+        "out must be a dense tensor, came _mkldnn",
     ),
     "rank": ({"x": torch.zeros(24)}, "x must be [rows size] of 2 dimensions, came [24]"),
     "shape": (
@@ -192,6 +197,20 @@ def test_one_column_has_any_stride():
     changed = {"x": torch.zeros(3, 5)[:, :1], "weight": odd(1), "out": torch.zeros(3, 1)}
     contract = scale(weight=Tensor("size", like="x", align=4))
     contract.check(*arguments(**changed, x_stride=5, size=1))
+
+
+def test_a_stride_that_a_scalar_names_is_known_though_no_element_lies_there():
+    contract = scale(x=Tensor("rows size", F32))
+    one_row = {"weight": torch.zeros(8), "out": torch.zeros(1, 8), "size": 8}
+    for stride in (16, 8, 16):
+        x = torch.zeros(1, 16).as_strided((1, 8), (stride, 1))
+        contract.check(*arguments(**one_row, x=x, x_stride=stride))
+        assert "x_stride must be" in refusal(contract, arguments(**one_row, x=x, x_stride=12))
+
+
+def test_a_number_may_be_of_a_type_of_its_own():
+    scale().check(*arguments(factor=np.float64(2.0)))
+    assert "came np.float64(9.0)" in refusal(scale(), arguments(factor=np.float64(9.0)))
 
 
 def test_strided_takes_any_strides():
