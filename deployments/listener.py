@@ -25,6 +25,7 @@ class Listener:
                 lifespan="off",
                 ws="none",
                 access_log=False,
+                proxy_headers=False,  # whose X-Forwarded-For is believed, the router decides
                 log_config=None,
                 limit_concurrency=max_connections,
                 timeout_keep_alive=KEEP_ALIVE_S,

@@ -28,6 +28,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.num_asked += 1
+        self.client = scope["client"]
         self.was_asked.set()
         await self.may_answer.wait()
         await PlainTextResponse(self.name)(scope, receive, send)
@@ -37,8 +38,8 @@ def listener(app: App, door: Path) -> Listener:
     return Listener(app, listening_socket(str(door)), max_connections=100)
 
 
-async def ask(port: int) -> str:
-    async with httpx.AsyncClient(trust_env=False, timeout=10) as client:
+async def ask(port: int, **headers: str) -> str:
+    async with httpx.AsyncClient(trust_env=False, timeout=10, headers=headers) as client:
         return (await client.get(f"http://{HOST}:{port}/")).text
 
 
@@ -84,6 +85,16 @@ async def test_two_share_the_connections():
         assert len(answers) == sum(app.num_asked for app in apps) == 20
         for each in listeners:
             await each.stop()
+
+
+async def test_nobody_says_that_he_is_another():
+    app = App("one")
+    with shared_port(HOST, 0) as port:
+        serving = listener(app, port.door)
+        serving.start()
+        await ask(port.port, **{"x-forwarded-for": "203.0.113.7"})
+        assert app.client[0] == HOST
+        await serving.stop()
 
 
 def test_a_taken_port_is_said():
