@@ -1,6 +1,5 @@
 """`python -m benchmarks.kv_attention.tune`: other stages, programs an SM and merges, timed."""
 
-import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -9,17 +8,19 @@ from typing import Any
 
 import torch
 
-from benchmarks.kv_attention.cases import MIN_SET_BYTES, SPEEDS, Speed, decode_us
+from benchmarks.kernels.tune import grid
+from benchmarks.kv_attention.cases import INT4, MIN_SET_BYTES, SPEEDS, Speed, decode_us
 from benchmarks.kv_attention.contexts import cold_bounds, sets_of
 from kernels.launch import Launcher, launching
 from kernels.tiered_decode import reference
 
-STAGES = (1, 3, 4, 5, 6, 7)
-PROGRAMS_PER_SM = (6, 7, 8)
-MERGES = [
-    {"COLUMNS": columns, "SPLITS": splits, "num_warps": warps}
-    for columns, splits, warps in itertools.product((32, 64, 128), (8, 16, 64, 128), (1, 4))
-]
+STAGES = (3, 4, 5)
+PROGRAMS_PER_SM = (7, 8)
+MERGES = {
+    "MERGE_META_OF_MANY": grid(COLUMNS=(32, 64, 128), SPLITS=(64, 128), num_warps=(2, 4, 8)),
+    "MERGE_META_OF_FEW": grid(COLUMNS=(64, 128), SPLITS=(4, 8), num_warps=(1, 2)),
+}
+MERGED = ("attn_int4_b1_128k", "attn_int4_b32_8k")
 
 
 def main() -> int:
@@ -37,17 +38,16 @@ def _forms(speed: Speed) -> Iterator[tuple[str, float]]:
     bounds = cold_bounds(speed.lengths)
     sets = sets_of(bounds, speed.formats, MIN_SET_BYTES)
     declared = dict(reference.STAGES)
-    for stages in STAGES:
+    for stages in STAGES if speed.formats == INT4 else STAGES[:1]:
         with _turned("STAGES", declared | {speed.formats: stages}):
             yield f"stages={stages}", decode_us(sets)
     for prefetch in (0, 1):
         with _turned("PREFETCH", prefetch):
             yield f"prefetch={prefetch}", decode_us(sets)
-    if speed.name in ("attn_int4_b1_128k", "attn_int4_b32_8k"):
-        name = "MERGE_META_OF_MANY" if speed.batch == 1 else "MERGE_META_OF_FEW"
-        for merge in MERGES:
-            with _turned(name, merge):
-                yield f"merge {merge}", decode_us(sets)
+    name = "MERGE_META_OF_MANY" if speed.batch == 1 else "MERGE_META_OF_FEW"
+    for merge in MERGES[name] if speed.name in MERGED else ():
+        with _turned(name, merge):
+            yield f"merge {merge}", decode_us(sets)
     del sets
     for programs in PROGRAMS_PER_SM:
         with _turned("PROGRAMS_PER_SM", {128: programs}):

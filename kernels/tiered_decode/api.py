@@ -69,13 +69,14 @@ def tiered_decode(
         value_tables.shape[1],
         num_records,
     )
-    grid = (num_kv_heads, num_records - num_sequences)
+    grid = (num_kv_heads, num_records)
     meta = reference.meta_of(formats, size, rows)
     _launch(grid, *arguments, *query.stride()[:2], *sizes, scale, **meta)
 
     out = query.new_empty(query.shape, dtype=out_dtype or query.dtype)
     lse = partial.new_empty(query.shape[:2])
-    is_few = 2 * grid[1] <= reference.FEW_SPLITS * num_sequences
+    num_runs = num_records - num_sequences
+    is_few = 2 * num_runs <= reference.FEW_SPLITS * num_sequences
     merge = reference.MERGE_META_OF_FEW if is_few else reference.MERGE_META_OF_MANY
     grid = (num_sequences * num_heads, cdiv(size, merge["COLUMNS"]))
     results = (partial, partial_lse, plan, out, lse)

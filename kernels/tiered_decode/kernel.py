@@ -1,5 +1,5 @@
-"""One warp a program: it reads its run of slabs for the query heads of one KV head, sequence after
-sequence; a second kernel merges what the runs of a sequence found.
+"""One warp a program: it reads what one record of the plan says of the slabs of one sequence, for
+the query heads of one KV head; a second kernel merges what was found of a sequence.
 
 Scores are kept times log2(e), for exp2.
 """
@@ -106,9 +106,8 @@ def attend_quantised(
         scaled_low = query_low * scales_low[None, :]
         scaled_high = query_high * scales_high[None, :]
         LOW_BIAS: tl.constexpr = -1032.0 if KEY_BITS == 4 else -1152.0
-        scores = tl.zeros((16, 8), tl.float32)
-        scores = bias_and_zeros(scaled_low, zeros_low, LOW_BIAS, HALF, scores)
-        scores = bias_and_zeros(scaled_high, zeros_high, -1152.0, HALF, scores)
+        scores = bias_and_zeros(scaled_low, zeros_low, LOW_BIAS, HALF)
+        scores += bias_and_zeros(scaled_high, zeros_high, -1152.0, HALF)
         scores = tl.broadcast_to(scores[:, None, :], (16, 8, 8)).reshape(16, 64)
         if KEY_BITS == 4:
             keys_low, keys_high = keys_of_nibbles(packed_keys, HALF)
@@ -205,12 +204,12 @@ def store_attended(
     zeros, _ = zeros.reshape(2, 8, ROWS).permute(1, 2, 0).split()
     zeros = tl.broadcast_to(zeros[None, :, :], (HALF // 8, 8, ROWS)).reshape(HALF, ROWS)
     # A run may begin in a sequence after the last step that it could take there.
-    divisor = tl.where(total > 0, total, 1.0)[None, :]
+    inverse = (1.0 / tl.where(total > 0, total, 1.0))[None, :]
     in_group, channel = tl.arange(0, ROWS), tl.arange(0, HALF)
     is_head = tl.broadcast_to((in_group < group)[None, :], (HALF, ROWS))
     partial = partial_ptr + in_group[None, :] * SIZE + channel[:, None]
-    tl.store(partial, (attended_low + zeros) / divisor, mask=is_head)
-    tl.store(partial + HALF, (attended_high + zeros) / divisor, mask=is_head)
+    tl.store(partial, (attended_low + zeros) * inverse, mask=is_head)
+    tl.store(partial + HALF, (attended_high + zeros) * inverse, mask=is_head)
     lse = greatest + tl.log2(total) - WEIGHT
     tl.store(partial_lse_ptr + in_group, lse, mask=in_group < group)
 
@@ -255,96 +254,91 @@ def tiered_decode_kernel(
     STAGES: tl.constexpr,
     PREFETCH: tl.constexpr,
 ):
-    # Programs of the KV heads of one run follow each other: they read the same slabs.
-    head, run = tl.program_id(0), tl.program_id(1)
+    # Programs of the KV heads of one record follow each other: they read the same slabs.
+    head = tl.program_id(0)
+    record_ptr = plan_ptr + tl.program_id(1) * fields.RECORD_SIZE
+    run = tl.load(record_ptr + fields.RUN)
+    if run == fields.NO_RUN:
+        return
     arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
     group = heads // kv_heads
-    first_record = plan_ptr + run * fields.RECORD_SIZE
-    first_sequence = tl.load(first_record + fields.SEQUENCE)
-    num_sequences = tl.load(first_record + fields.NUM_SEQUENCES)
-    for nth in range(num_sequences):
-        sequence = first_sequence + nth
-        in_plan = tl.where(sequence == first_sequence, run, records - sequences + sequence)
-        record_ptr = plan_ptr + in_plan * fields.RECORD_SIZE
-        row = sequence.to(tl.int64)
-        queries = query_ptr + row * query_sequence_stride + head * group * query_head_stride
-        key_table = key_tables_ptr + row * max_key_slabs
-        value_table = value_tables_ptr + row * max_value_slabs
+    row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
+    queries = query_ptr + row * query_sequence_stride + head * group * query_head_stride
+    key_table = key_tables_ptr + row * max_key_slabs
+    value_table = value_tables_ptr + row * max_value_slabs
 
-        state = nothing_attended(SIZE // 2, ROWS)
-        if tl.load(record_ptr + fields.FIRST_TOKEN_SLAB) < tl.load(
-            record_ptr + fields.LAST_TOKEN_SLAB
-        ):
-            query = plain_query(queries, query_head_stride, group, SIZE, ROWS)
-            factor = tl.full((ROWS,), 1.0, tl.float32) * (scale * LOG2_E)
-            state = attend_tokens(
-                query,
-                factor,
-                state,
-                arenas,
-                key_table,
-                value_table,
-                record_ptr,
-                head,
-                kv_heads,
-                SIZE,
-                ROWS,
-                STAGES,
-            )
-        low, high = halves_of_query(queries, query_head_stride, group, SIZE, ROWS)
-        cold_start = tl.load(record_ptr + fields.SINK_SLABS)
-        first_cold = tl.load(record_ptr + fields.FIRST_COLD)
-        last_cold = tl.load(record_ptr + fields.LAST_COLD)
-        if PREFETCH and first_cold < last_cold:
-            at_key = cold_start + first_cold * (KEY_BITS // 4)
-            prefetch_slab(key_slabs_ptr, key_table + at_key, head, kv_heads, SIZE)
-            at_value = cold_start + first_cold * (VALUE_BITS // 4)
-            prefetch_slab(value_slabs_ptr, value_table + at_value, head, kv_heads, SIZE)
-        low, high, unit = unit_query(low, high, SIZE, ROWS)
-        factor = unit * (scale * LOG2_E)
-        state = attend_quantised(
-            low,
-            high,
+    state = nothing_attended(SIZE // 2, ROWS)
+    if tl.load(record_ptr + fields.FIRST_TOKEN_SLAB) < tl.load(record_ptr + fields.LAST_TOKEN_SLAB):
+        query = plain_query(queries, query_head_stride, group, SIZE, ROWS)
+        factor = tl.full((ROWS,), 1.0, tl.float32) * (scale * LOG2_E)
+        state = attend_tokens(
+            query,
             factor,
             state,
             arenas,
-            key_table + cold_start,
-            value_table + cold_start,
-            first_cold,
-            last_cold,
+            key_table,
+            value_table,
+            record_ptr,
             head,
             kv_heads,
-            KEY_BITS,
-            VALUE_BITS,
             SIZE,
             ROWS,
             STAGES,
         )
-        if VALUE_BITS == 4:  # else the warm tier is of the cold one
-            first_warm = tl.load(record_ptr + fields.FIRST_WARM)
-            last_warm = tl.load(record_ptr + fields.LAST_WARM)
-            if first_warm < last_warm:
-                warm_start = cold_start - 2 * tl.load(record_ptr + fields.WARM_BLOCKS)
-                state = attend_quantised(
-                    low,
-                    high,
-                    factor,
-                    state,
-                    arenas,
-                    key_table + warm_start + tl.load(record_ptr + fields.KEY_SKIP),
-                    value_table + warm_start + tl.load(record_ptr + fields.VALUE_SKIP),
-                    first_warm,
-                    last_warm,
-                    head,
-                    kv_heads,
-                    8,
-                    8,
-                    SIZE,
-                    ROWS,
-                    WARM_STAGES,
-                )
-        at = (run + row) * heads + head * group
-        store_attended(partial_ptr + at * SIZE, partial_lse_ptr + at, state, group, SIZE, ROWS)
+    low, high = halves_of_query(queries, query_head_stride, group, SIZE, ROWS)
+    cold_start = tl.load(record_ptr + fields.SINK_SLABS)
+    first_cold = tl.load(record_ptr + fields.FIRST_COLD)
+    last_cold = tl.load(record_ptr + fields.LAST_COLD)
+    if PREFETCH and first_cold < last_cold:
+        at_key = cold_start + first_cold * (KEY_BITS // 4)
+        prefetch_slab(key_slabs_ptr, key_table + at_key, head, kv_heads, SIZE)
+        at_value = cold_start + first_cold * (VALUE_BITS // 4)
+        prefetch_slab(value_slabs_ptr, value_table + at_value, head, kv_heads, SIZE)
+    low, high, unit = unit_query(low, high, SIZE // 2, ROWS)
+    factor = unit * (scale * LOG2_E)
+    state = attend_quantised(
+        low,
+        high,
+        factor,
+        state,
+        arenas,
+        key_table + cold_start,
+        value_table + cold_start,
+        first_cold,
+        last_cold,
+        head,
+        kv_heads,
+        KEY_BITS,
+        VALUE_BITS,
+        SIZE,
+        ROWS,
+        STAGES,
+    )
+    if VALUE_BITS == 4:  # else the warm tier is of the cold one
+        first_warm = tl.load(record_ptr + fields.FIRST_WARM)
+        last_warm = tl.load(record_ptr + fields.LAST_WARM)
+        if first_warm < last_warm:
+            warm_start = cold_start - 2 * tl.load(record_ptr + fields.WARM_BLOCKS)
+            state = attend_quantised(
+                low,
+                high,
+                factor,
+                state,
+                arenas,
+                key_table + warm_start + tl.load(record_ptr + fields.KEY_SKIP),
+                value_table + warm_start + tl.load(record_ptr + fields.VALUE_SKIP),
+                first_warm,
+                last_warm,
+                head,
+                kv_heads,
+                8,
+                8,
+                SIZE,
+                ROWS,
+                WARM_STAGES,
+            )
+    at = (run + row) * heads + head * group
+    store_attended(partial_ptr + at * SIZE, partial_lse_ptr + at, state, group, SIZE, ROWS)
 
 
 @kernel(

@@ -61,7 +61,7 @@ ROWS = (8, 16)  # query heads of one KV head
 # many heads, and of many few.
 FEW_SPLITS = 8
 MERGE_META_OF_FEW = {"COLUMNS": 64, "SPLITS": FEW_SPLITS, "num_warps": 1}
-MERGE_META_OF_MANY = {"COLUMNS": 32, "SPLITS": 64, "num_warps": 4}
+MERGE_META_OF_MANY = {"COLUMNS": 64, "SPLITS": 128, "num_warps": 4}
 MERGE_METAS = [
     meta | {"SIZE": size} for meta in (MERGE_META_OF_FEW, MERGE_META_OF_MANY) for size in SIZES
 ]

@@ -183,10 +183,10 @@ def values_of_bytes(packed, HALF: tl.constexpr):
 
 
 @triton.jit
-def bias_and_zeros(query, zeros, BIAS: tl.constexpr, HALF: tl.constexpr, total):
+def bias_and_zeros(query, zeros, BIAS: tl.constexpr, HALF: tl.constexpr):
     """What the bias of codes and the zero points add to each row's scores, [16, 8] alike."""
-    total = tl.dot(query, tl.full((HALF, 8), BIAS, tl.float16), total)
-    return tl.dot(query, tl.broadcast_to(zeros[:, None], (HALF, 8)), total)
+    bias = tl.dot(query, tl.full((HALF, 8), BIAS, tl.float16))
+    return tl.dot(query, tl.broadcast_to(zeros[:, None], (HALF, 8)), bias)
 
 
 @triton.jit
@@ -214,13 +214,6 @@ def weighed(scores, factor, greatest, total, ROWS: tl.constexpr, COLUMNS: tl.con
 
 
 @triton.jit
-def as_accumulated(places):
-    """Of a column of an accumulator, the channel that it has of 32s."""
-    lane, place = places % 8 // 2, places % 2
-    return places // 32 * 32 + places // 8 % 2 * 16 + lane * 4 + places // 16 % 2 * 2 + place
-
-
-@triton.jit
 def power_of_two_above(x):
     """Of x >= 0: of 0, one."""
     floor = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
@@ -238,25 +231,33 @@ def plain_query(query_ptr, head_stride, group, SIZE: tl.constexpr, ROWS: tl.cons
 
 @triton.jit
 def halves_of_query(query_ptr, head_stride, group, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """Halves of the channels [16, SIZE / 2], their columns as accumulators have them."""
+    """Halves of the channels, [16, SIZE / 2] each."""
     HALF: tl.constexpr = SIZE // 2
     row, column = tl.arange(0, 16) % ROWS, tl.arange(0, HALF)
-    places = row[:, None] * head_stride + as_accumulated(column)[None, :]
+    places = row[:, None] * head_stride + column[None, :]
     is_head = tl.broadcast_to((row < group)[:, None], (16, HALF))
     low = tl.load(query_ptr + places, mask=is_head, other=0.0)
-    return low, tl.load(query_ptr + HALF + places, mask=is_head, other=0.0)
+    high = tl.load(query_ptr + HALF + places, mask=is_head, other=0.0)
+    return low.to(tl.float32), high.to(tl.float32)
 
 
 @triton.jit
-def unit_query(low, high, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """The halves in float16, where accumulators are (a product with the identity is exact, and puts
-    them there), and what each row was divided by to be at most 1, [ROWS]: keys of any size then
-    meet no overflow."""
-    column = tl.arange(0, SIZE // 2)
-    identity = (column[:, None] == column[None, :]).to(tl.bfloat16)
-    low, high = tl.dot(low, identity), tl.dot(high, identity)
+def in_accumulators(tile, COLUMNS: tl.constexpr):
+    """[16, COLUMNS] float32, as accumulators have them: added to a product of nothing, it is put
+    there."""
+    split = tile.reshape(16, COLUMNS // 32, 2, 4, 2, 2)
+    tile = split.permute(0, 1, 4, 2, 3, 5).reshape(16, COLUMNS)
+    nothing = tl.zeros((16, 16), tl.float16)
+    return tl.dot(nothing, tl.zeros((16, COLUMNS), tl.float16), tile).to(tl.float16)
+
+
+@triton.jit
+def unit_query(low, high, HALF: tl.constexpr, ROWS: tl.constexpr):
+    """The halves in float16, as accumulators have them, and what each row was divided by to be at
+    most 1, [ROWS]: keys of any size then meet no overflow."""
     unit = power_of_two_above(tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1)))
-    low, high = (low / unit[:, None]).to(tl.float16), (high / unit[:, None]).to(tl.float16)
+    inverse = (1.0 / unit)[:, None]  # exact, of a power of two
+    low, high = in_accumulators(low * inverse, HALF), in_accumulators(high * inverse, HALF)
     if ROWS == 8:
         unit, _ = unit.reshape(2, 8).permute(1, 0).split()
     return low, high, unit

@@ -8,7 +8,9 @@ from kernels.tiered_plan import reference
 from kernels.tiered_plan.reference import CONTRACT
 
 SEQUENCE = tl.constexpr(reference.SEQUENCE)
-NUM_SEQUENCES = tl.constexpr(reference.NUM_SEQUENCES)
+RUN = tl.constexpr(reference.RUN)
+NO_RUN = tl.constexpr(reference.NO_RUN)
+SWITCH_COST = tl.constexpr(reference.SWITCH_COST)
 FIRST_TOKEN_SLAB = tl.constexpr(reference.FIRST_TOKEN_SLAB)
 FIRST_COLD = tl.constexpr(reference.FIRST_COLD)
 FIRST_WARM = tl.constexpr(reference.FIRST_WARM)
@@ -38,6 +40,40 @@ def steps_of(bounds_ptr, sequence, mask, VALUE_BITS: tl.constexpr):
 
 
 @triton.jit
+def costs_of(bounds_ptr, sequence, mask, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr):
+    tokens, cold, warm = steps_of(bounds_ptr, sequence, mask, VALUE_BITS)
+    return 2 * tokens + (KEY_BITS // 4 + VALUE_BITS // 4) * cold + 4 * warm
+
+
+@triton.jit
+def share_of_a_run(
+    bounds_ptr,
+    sequences,
+    runs,
+    KEY_BITS: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+):
+    """What a run takes, and what a sequence's cost is rounded up to a multiple of: the same where
+    no run is to go on in a second sequence."""
+    whole = tl.zeros((SEQUENCES,), tl.int32)
+    for start in range(0, sequences, SEQUENCES):
+        each = start + tl.arange(0, SEQUENCES)
+        whole += costs_of(bounds_ptr, each, each < sequences, KEY_BITS, VALUE_BITS)
+    per_run = tl.maximum(tl.cdiv(tl.sum(whole), runs), 1)
+    enough = per_run + tl.arange(0, SWITCH_COST)
+    pieces = tl.zeros((SEQUENCES, SWITCH_COST), tl.int32)
+    for start in range(0, sequences, SEQUENCES):
+        each = start + tl.arange(0, SEQUENCES)
+        costs = costs_of(bounds_ptr, each, each < sequences, KEY_BITS, VALUE_BITS)
+        pieces += tl.cdiv(costs[:, None], enough[None, :])
+    is_enough = tl.sum(pieces, 0) <= runs
+    least = tl.min(tl.where(is_enough, enough, per_run + SWITCH_COST), 0)
+    fits = least < per_run + SWITCH_COST
+    return tl.where(fits, least, per_run), tl.where(fits, least, 1)
+
+
+@triton.jit
 def store_steps(field_ptr, begin, end, at, cost, num, mask):
     """Those steps, of `cost` each from `at` on, that begin from `begin` to `end`."""
     first = tl.minimum(tl.cdiv(tl.maximum(begin - at, 0), cost), num)
@@ -64,27 +100,19 @@ def tiered_plan_kernel(
     RECORDS: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
-    COLD: tl.constexpr = 4 if VALUE_BITS == 8 else (3 if KEY_BITS == 8 else 2)
     runs = records - sequences
-    whole = tl.zeros((SEQUENCES,), tl.int32)
-    for start in range(0, sequences, SEQUENCES):
-        each = start + tl.arange(0, SEQUENCES)
-        tokens, cold, warm = steps_of(bounds_ptr, each, each < sequences, VALUE_BITS)
-        whole += 2 * tokens + COLD * cold + 4 * warm
-    per_run = tl.maximum(tl.cdiv(tl.sum(whole), runs), 1)
-
+    per_run, unit = share_of_a_run(bounds_ptr, sequences, runs, KEY_BITS, VALUE_BITS, SEQUENCES)
     place = tl.program_id(0) * RECORDS + tl.arange(0, RECORDS)
     is_run = place < runs
     begin = place * per_run
     sequence = tl.zeros((RECORDS,), tl.int32)
-    begun = tl.zeros((RECORDS,), tl.int32)
     base = tl.zeros((RECORDS,), tl.int32)
     before_all = 0
     for start in range(0, sequences, SEQUENCES):
         each = start + tl.arange(0, SEQUENCES)
         is_sequence = each < sequences
-        tokens, cold, warm = steps_of(bounds_ptr, each, is_sequence, VALUE_BITS)
-        costs = 2 * tokens + COLD * cold + 4 * warm
+        costs = costs_of(bounds_ptr, each, is_sequence, KEY_BITS, VALUE_BITS)
+        costs = tl.cdiv(costs, unit) * unit
         ends = before_all + tl.cumsum(costs, 0)
         is_before = tl.where(
             is_run[:, None],
@@ -92,9 +120,7 @@ def tiered_plan_kernel(
             each[None, :] < (place - runs)[:, None],
         )
         is_before = is_before & is_sequence[None, :]
-        has_begun = ((ends - costs)[None, :] < (begin + per_run)[:, None]) & is_sequence[None, :]
         sequence += tl.sum(is_before.to(tl.int32), 1)
-        begun += tl.sum(has_begun.to(tl.int32), 1)
         base += tl.sum(tl.where(is_before, costs[None, :], 0), 1)
         before_all += tl.sum(costs)
 
@@ -102,14 +128,22 @@ def tiered_plan_kernel(
     mask = place < records
     has_sequence = mask & (sequence < sequences)
     tokens, cold, warm = steps_of(bounds_ptr, sequence, has_sequence, VALUE_BITS)
+    cold_cost: tl.constexpr = KEY_BITS // 4 + VALUE_BITS // 4
     first_run = base // per_run
-    offset = tl.where(is_run, begin - base, 0)
-    end = tl.where(is_run, offset, (first_run * per_run) - base) + per_run
+    offset = tl.where(is_run & has_sequence, begin - base, 0)
+    end = tl.where(is_run, offset, first_run * per_run - base) + per_run
     store_steps(record + FIRST_TOKEN_SLAB, offset, end, 0, 2, tokens, mask)
-    store_steps(record + FIRST_COLD, offset, end, 2 * tokens, COLD, cold, mask)
-    store_steps(record + FIRST_WARM, offset, end, 2 * tokens + COLD * cold, 4, warm, mask)
+    store_steps(record + FIRST_COLD, offset, end, 2 * tokens, cold_cost, cold, mask)
+    store_steps(record + FIRST_WARM, offset, end, 2 * tokens + cold_cost * cold, 4, warm, mask)
+    cost = costs_of(bounds_ptr, sequence, has_sequence, KEY_BITS, VALUE_BITS)
+    last_run = tl.cdiv(base + tl.cdiv(cost, unit) * unit, per_run)
+    is_own = ~is_run & (cost > 0)
+    run = tl.where(is_own & (base % per_run > 0), first_run, NO_RUN)
+    run = tl.where(is_run & has_sequence, place, run)
     tl.store(record + SEQUENCE, sequence, mask=mask)
-    tl.store(record + NUM_SEQUENCES, tl.where(is_run, begun - sequence, 0), mask=mask)
+    tl.store(record + RUN, run, mask=mask)
+    tl.store(record + FIRST_RUN, tl.where(is_run, 0, first_run), mask=mask)
+    tl.store(record + NUM_RUNS, tl.where(is_own, last_run - first_run, 0), mask=mask)
     bounds = bounds_ptr + 4 * sequence
     sink = tl.load(bounds, mask=has_sequence, other=0)
     hot = tl.load(bounds + 3, mask=has_sequence, other=0)
@@ -119,8 +153,4 @@ def tiered_plan_kernel(
     tl.store(record + VALUE_SKIP, cold * (VALUE_BITS // 4) + 2 * warm, mask=mask)
     tl.store(record + NUM_TOKENS, sink + hot, mask=mask)
     tl.store(record + WARM_BLOCKS, warm, mask=mask)
-    cost = 2 * tokens + COLD * cold + 4 * warm
-    num_runs = tl.where(cost > 0, tl.cdiv(base + cost, per_run) - first_run, 0)
-    tl.store(record + FIRST_RUN, tl.where(is_run, 0, first_run), mask=mask)
-    tl.store(record + NUM_RUNS, tl.where(is_run, 0, num_runs), mask=mask)
     tl.store(record + 15, tl.zeros((RECORDS,), tl.int32), mask=mask)

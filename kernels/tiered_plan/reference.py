@@ -1,6 +1,8 @@
 """The specification: all sequences' slabs, of keys and of values, in equal numbers to all runs.
 
-Slabs have the same bytes in every format, and reading them is what a step costs.
+Slabs have the same bytes in every format, and reading them is what a step costs. A run that goes on
+in a second sequence has to start anew there: where little more a run is enough that none does, a
+run takes that.
 """
 
 from collections.abc import Iterator
@@ -13,12 +15,14 @@ from kernels.kv_quantise.layout import BLOCK_TOKENS, SLAB_TOKENS, slabs_of_block
 from kernels.launch import cdiv
 
 TOKEN_BITS, WARM_BITS = 16, 8
+NO_RUN = -1
+SWITCH_COST = 4  # slabs that could be read in the time in which a run starts in another sequence
 RECORD_SIZE = 16
-# Of a record: a sequence, how many of them its run has (of the first), what of each format it
-# takes, where the formats lie in the tables; of a sequence, which runs take parts of it.
+# Of a record: a sequence, a run, what that takes of each format, where the formats lie in the
+# tables; of a sequence's own record, which runs take parts of it.
 (
     SEQUENCE,
-    NUM_SEQUENCES,
+    RUN,
     FIRST_TOKEN_SLAB,
     LAST_TOKEN_SLAB,
     FIRST_COLD,
@@ -63,28 +67,35 @@ def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.
     """bounds [num_sequences, 4] int32: the tokens where sink, cold and warm tier end, multiples of
     64, and the length. -> [num_runs + num_sequences, 16] int32 records.
 
-    All sequences' slabs, of keys and values, are dealt in equal numbers to runs; of a sequence
-    first those of bfloat16 (sink and hot), then cold, then warm. Record r is of the first sequence
-    of run r, record num_runs + s of sequence s in the run where it begins, unless that is its
-    first; what that run's partial result is stored as is r + s.
+    Of a sequence first the slabs of bfloat16 (sink and hot) are dealt, then cold, then warm ones.
+    Record r is what run r takes of its first sequence; record num_runs + s what the run in which
+    sequence s begins takes of that, unless it is that run's first. RUN is NO_RUN where a record
+    stands for nothing. What run r finds of sequence s is stored as r + s.
     """
     costs = [sum(cost for _, cost in _tiers(each, formats)) for each in bounds.tolist()]
+    per_run = max(1, cdiv(sum(costs), num_runs))
+    for enough in range(per_run, per_run + SWITCH_COST):
+        if sum(cdiv(cost, enough) for cost in costs) <= num_runs:
+            per_run = enough
+            costs = [cdiv(cost, enough) * enough for cost in costs]
+            break
     starts = [sum(costs[:row]) for row in range(len(costs) + 1)]
-    per_run = max(1, cdiv(starts[-1], num_runs))
     records = torch.zeros(num_runs + len(costs), RECORD_SIZE, dtype=torch.int32)
+    records[:, RUN] = NO_RUN
     for run in range(num_runs):
-        begin, end = run * per_run, (run + 1) * per_run
-        first = sum(each <= begin for each in starts[1:])
-        last = sum(each < end for each in starts[:-1])
-        records[run, SEQUENCE], records[run, NUM_SEQUENCES] = first, last - first
-        if first < len(costs):
-            offset = begin - starts[first]
-            records[run] += _taken(bounds[first].tolist(), offset, offset + per_run, formats)
+        begin = run * per_run
+        row = sum(each <= begin for each in starts[1:])
+        records[run, SEQUENCE] = row
+        if row < len(costs):
+            offset = begin - starts[row]
+            records[run] = _taken(bounds[row].tolist(), offset, offset + per_run, formats)
+            records[run, SEQUENCE], records[run, RUN] = row, run
     for row, (start, cost) in enumerate(zip(starts[:-1], costs, strict=True)):
-        record = records[num_runs + row]
-        record += _taken(bounds[row].tolist(), 0, per_run - start % per_run, formats)
+        record = _taken(bounds[row].tolist(), 0, per_run - start % per_run, formats)
         record[SEQUENCE], record[FIRST_RUN] = row, start // per_run
         record[NUM_RUNS] = cdiv(start + cost, per_run) - start // per_run if cost else 0
+        record[RUN] = start // per_run if cost and start % per_run else NO_RUN
+        records[num_runs + row] = record
     return records
 
 

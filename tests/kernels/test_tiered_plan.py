@@ -14,6 +14,7 @@ from kernels.tiered_plan.reference import FORMATS, Formats
 from tests.kernels.launches import assert_bundled
 from tests.kernels.slab_caches import bounds_of
 
+PLACES = (reference.FIRST_TOKEN_SLAB, reference.FIRST_COLD, reference.FIRST_WARM)
 TIERS = st.tuples(*(st.integers(0, 3) for _ in range(3)), st.integers(0, 200))
 
 
@@ -34,28 +35,26 @@ def test_each_step_is_taken_once_and_runs_are_equal(tiers, num_runs, formats) ->
     costs = (2, sum(slabs_of_block(each) for each in formats), 4)
     taken = [[[], [], []] for _ in tiers]
     runs_of: list[list[int]] = [[] for _ in tiers]
-    shares = []
-    for run in range(num_runs):
-        first, count = plan[run][reference.SEQUENCE], plan[run][reference.NUM_SEQUENCES]
-        share = 0
-        for row in range(first, first + count):
-            record = plan[run] if row == first else plan[num_runs + row]
-            runs_of[row].append(run)
-            for tier, place in enumerate((reference.FIRST_TOKEN_SLAB, reference.FIRST_COLD,
-                                          reference.FIRST_WARM)):  # fmt: skip
-                steps = range(record[place], record[place + 1])
-                taken[row][tier] += steps
-                share += costs[tier] * len(steps)
-        shares.append(share)
+    shares = [0] * num_runs
+    for record in plan:
+        row, run = record[reference.SEQUENCE], record[reference.RUN]
+        if run == reference.NO_RUN:
+            continue
+        runs_of[row].append(run)
+        for tier, place in enumerate(PLACES):
+            steps = range(record[place], record[place + 1])
+            taken[row][tier] += steps
+            shares[run] += costs[tier] * len(steps)
 
     for row, (sink, cold, warm, hot) in enumerate(tiers):
         if formats.value_bits == 8:
             cold, warm = cold + warm, 0
         expected = [4 * sink + cdiv(hot, 16), cold, warm]
-        assert taken[row] == [list(range(each)) for each in expected]
+        assert [sorted(each) for each in taken[row]] == [list(range(each)) for each in expected]
         first, count = plan[num_runs + row][reference.FIRST_RUN :][:2]
-        assert [run for run in runs_of[row] if any(expected)] == [*range(first, first + count)]
-    assert max(shares) <= cdiv(sum(shares), num_runs) + max(costs) - 1
+        assert sorted(runs_of[row]) == [*range(first, first + count)]
+    fair = cdiv(sum(shares), num_runs) + max(costs) - 1
+    assert max(shares) < fair + reference.SWITCH_COST
 
 
 @pytest.mark.parametrize("formats", FORMATS)
@@ -64,6 +63,14 @@ def test_the_kernel_equals_its_reference(num_runs: int, formats: Formats) -> Non
     lengths = [1000, 0, 64, 65, 131, 0, 200, 3000]
     for bounds in (bounds_of(lengths), bounds_of(lengths * 9), bounds_of([0, 0])):
         assert_equals_reference(tiered_plan, reference.tiered_plan, bounds, num_runs, formats)
+
+
+def test_equal_sequences_are_cut_alike() -> None:
+    """Though a run of a part less would be enough."""
+    bounds = torch.tensor([[0, 8192, 8192, 8192]] * 32, dtype=torch.int32)
+    plan = reference.tiered_plan(bounds, 132, FORMATS[0])
+    assert plan[132:, reference.NUM_RUNS].tolist() == [4] * 32
+    assert plan[:, reference.RUN].tolist() == [*range(128), *[reference.NO_RUN] * 36]
 
 
 def test_every_launch_has_its_variant() -> None:

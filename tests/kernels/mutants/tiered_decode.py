@@ -13,7 +13,7 @@ from tests.kernels.mutants.mutant import DIFFERS, Mutant, Op
 from tests.kernels.slab_caches import bounds_of, slab_cache, tokens_of
 
 TIERS = bounds_of([460, 0, 70], warm=128)
-WORDY = bounds_of([1700], hot=1500, warm=0)
+LONG = bounds_of([1700, *[0] * 7], hot=1500, warm=0)
 
 
 def case(
@@ -37,7 +37,7 @@ def expected(
 ) -> Sequence[torch.Tensor]:
     """Of the bounds that were planned."""
     num_runs = len(plan) - len(query)
-    plans = ((each, tiered_plan(each, num_runs, formats)) for each in (TIERS, WORDY))
+    plans = ((each, tiered_plan(each, num_runs, formats)) for each in (TIERS, LONG))
     bounds = next(bounds for bounds, planned in plans if torch.equal(planned, plan))
     tables = key_tables, value_tables, bounds
     out, lse = reference.tiered_decode(query, slabs, *tables, formats, scale)
@@ -52,7 +52,7 @@ OP = Op(
         "4 bits": lambda: case(TIERS, FORMATS[0], 5, 6, 2),
         "keys of 8 bits": lambda: case(TIERS, FORMATS[1], 3, 2, 1),
         "8 bits": lambda: case(TIERS, FORMATS[2], 3, 9, 1),
-        "many runs": lambda: case(WORDY, FORMATS[0], 70, 1, 1),
+        "a merge in several steps": lambda: case(LONG, FORMATS[0], 32, 1, 1),
     },
     rtol=2**-8,
     atol=4e-3,
@@ -214,11 +214,17 @@ MUTANTS = {
         ),
         Mutant(
             "zeros that are left out",
-            "(attended_high + zeros) / divisor",
-            "attended_high / divisor",
+            "(attended_high + zeros) * inverse",
+            "attended_high * inverse",
             DIFFERS,
         ),
-        Mutant("only the first sequence", "range(num_sequences)", "range(1)", DIFFERS),
+        Mutant(
+            "records of another run",
+            "run = tl.load(record_ptr + fields.RUN)",
+            "run = tl.load(record_ptr + fields.RUN) * 0",
+            DoubleStore,
+            "store of partial",
+        ),
         Mutant(
             "a run past the last",
             "mask=split < num_runs, other",
@@ -254,8 +260,8 @@ MUTANTS = {
         ),
         Mutant(
             "runs without a program",
-            "num_records - num_sequences)",
-            "num_records - num_sequences - 1)",
+            "(num_kv_heads, num_records)",
+            "(num_kv_heads, 1)",
             DIFFERS,
             file="api",
         ),

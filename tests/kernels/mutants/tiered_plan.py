@@ -19,6 +19,7 @@ OP = Op(
             FORMATS[0],
         ),
         "more runs than work": lambda: (bounds_of([900, 0]), 40, FORMATS[1]),
+        "runs that are just enough": lambda: (bounds_of([80, 48]), 3, FORMATS[0]),
         "nothing": lambda: (torch.zeros(2, 4, dtype=torch.int32), 3, FORMATS[1]),
         "two tiers of 8 bits": lambda: (bounds_of(LENGTHS), 5, FORMATS[2]),
     },
@@ -26,24 +27,43 @@ OP = Op(
 MUTANTS = {
     OP: [
         Mutant(
-            "a run rounded down", "tl.cdiv(tl.sum(whole), runs)", "tl.sum(whole) // runs", DIFFERS
+            "a run of nothing",
+            "return tl.where(fits, least, per_run), tl.where(fits, least, 1)",
+            "return tl.where(fits, least, per_run), tl.where(fits, least, 0)",
+            DIFFERS,
         ),
         Mutant(
-            "a run of nothing",
-            "tl.maximum(tl.cdiv(tl.sum(whole), runs), 1)",
-            "tl.cdiv(tl.sum(whole), runs)",
+            "a run that is never enough",
+            "is_enough = tl.sum(pieces, 0) <= runs",
+            "is_enough = tl.sum(pieces, 0) < runs",
             DIFFERS,
+        ),
+        Mutant(
+            "a sequence not rounded up",
+            "last_run = tl.cdiv(base + tl.cdiv(cost, unit) * unit, per_run)",
+            "last_run = (base + cost) // per_run",
+            DIFFERS,
+        ),
+        Mutant(
+            "a price that is another's",
+            "cold_cost: tl.constexpr = KEY_BITS // 4 + VALUE_BITS // 4",
+            "cold_cost: tl.constexpr = KEY_BITS // 4",
+            DIFFERS,
+        ),
+        Mutant("a run's first sequence twice", "is_own & (base % per_run > 0)", "is_own", DIFFERS),
+        Mutant(
+            "runs that stand for nothing",
+            "tl.where(is_run & has_sequence, place, run)",
+            "tl.where(is_run, place, run)",
+            DIFFERS,
+        ),
+        Mutant(
+            "a run rounded down", "tl.cdiv(tl.sum(whole), runs)", "tl.sum(whole) // runs", DIFFERS
         ),
         Mutant(
             "a sequence that ends where a run begins",
             "ends[None, :] <= begin[:, None]",
             "ends[None, :] < begin[:, None]",
-            DIFFERS,
-        ),
-        Mutant(
-            "a sequence that begins where a run ends",
-            "(ends - costs)[None, :] < (begin",
-            "(ends - costs)[None, :] <= (begin",
             DIFFERS,
         ),
         Mutant(
@@ -87,12 +107,6 @@ MUTANTS = {
             "steps past the last",
             "last = tl.minimum(tl.cdiv(tl.maximum(end - at, 0), cost), num)",
             "last = tl.cdiv(tl.maximum(end - at, 0), cost)",
-            DIFFERS,
-        ),
-        Mutant(
-            "a price that is another's",
-            "COLD: tl.constexpr = 4 if VALUE_BITS == 8 else (3 if",
-            "COLD: tl.constexpr = 4 if VALUE_BITS == 8 else (2 if",
             DIFFERS,
         ),
         Mutant(
