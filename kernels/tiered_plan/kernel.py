@@ -21,6 +21,7 @@ NUM_TOKENS = tl.constexpr(reference.NUM_TOKENS)
 WARM_BLOCKS = tl.constexpr(reference.WARM_BLOCKS)
 FIRST_RUN = tl.constexpr(reference.FIRST_RUN)
 NUM_RUNS = tl.constexpr(reference.NUM_RUNS)
+TURN = tl.constexpr(reference.TURN)
 RECORD_SIZE = tl.constexpr(reference.RECORD_SIZE)
 LAST_TOKEN_SLAB = tl.constexpr(reference.LAST_TOKEN_SLAB)
 LAST_COLD = tl.constexpr(reference.LAST_COLD)
@@ -71,6 +72,34 @@ def share_of_a_run(
     least = tl.min(tl.where(is_enough, enough, per_run + SWITCH_COST), 0)
     fits = least < per_run + SWITCH_COST
     return tl.where(fits, least, per_run), tl.where(fits, least, 1)
+
+
+@triton.jit
+def waiting_before(
+    bounds_ptr,
+    row,
+    own,
+    sequences,
+    per_run,
+    unit,
+    KEY_BITS: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+):
+    """How many sequences' own records take more than `own` of `row`, or as much, before it."""
+    before = tl.zeros(row.shape, tl.int32)
+    before_all = 0
+    for start in range(0, sequences, SEQUENCES):
+        each = start + tl.arange(0, SEQUENCES)
+        costs = costs_of(bounds_ptr, each, each < sequences, KEY_BITS, VALUE_BITS)
+        costs = tl.cdiv(costs, unit) * unit
+        gone = (before_all + tl.cumsum(costs, 0) - costs) % per_run
+        others = tl.where(gone > 0, tl.minimum(costs, per_run - gone), 0)
+        is_first = each[None, :] < row[:, None]
+        is_before = (others[None, :] > own[:, None]) | (others[None, :] == own[:, None]) & is_first
+        before += tl.sum((is_before & (each < sequences)[None, :]).to(tl.int32), 1)
+        before_all += tl.sum(costs)
+    return before
 
 
 @triton.jit
@@ -136,7 +165,8 @@ def tiered_plan_kernel(
     store_steps(record + FIRST_COLD, offset, end, 2 * tokens, cold_cost, cold, mask)
     store_steps(record + FIRST_WARM, offset, end, 2 * tokens + cold_cost * cold, 4, warm, mask)
     cost = costs_of(bounds_ptr, sequence, has_sequence, KEY_BITS, VALUE_BITS)
-    last_run = tl.cdiv(base + tl.cdiv(cost, unit) * unit, per_run)
+    cost = tl.cdiv(cost, unit) * unit
+    last_run = tl.cdiv(base + cost, per_run)
     is_own = ~is_run & (cost > 0)
     run = tl.where(is_own & (base % per_run > 0), first_run, NO_RUN)
     run = tl.where(is_run & has_sequence, place, run)
@@ -153,4 +183,9 @@ def tiered_plan_kernel(
     tl.store(record + VALUE_SKIP, cold * (VALUE_BITS // 4) + 2 * warm, mask=mask)
     tl.store(record + NUM_TOKENS, sink + hot, mask=mask)
     tl.store(record + WARM_BLOCKS, warm, mask=mask)
-    tl.store(record + 15, tl.zeros((RECORDS,), tl.int32), mask=mask)
+    own = tl.where(base % per_run > 0, tl.minimum(cost, per_run - base % per_run), 0)
+    before = waiting_before(
+        bounds_ptr, place - runs, own, sequences, per_run, unit, KEY_BITS, VALUE_BITS, SEQUENCES
+    )
+    turn_ptr = plan_ptr + tl.where(is_run, place, runs + before) * RECORD_SIZE + TURN
+    tl.store(turn_ptr, place, mask=mask)

@@ -19,7 +19,8 @@ NO_RUN = -1
 SWITCH_COST = 4  # slabs that could be read in the time in which a run starts in another sequence
 RECORD_SIZE = 16
 # Of a record: a sequence, a run, what that takes of each format, where the formats lie in the
-# tables; of a sequence's own record, which runs take parts of it.
+# tables; of a sequence's own record, which runs take parts of it; last, which record it is whose
+# turn it is there.
 (
     SEQUENCE,
     RUN,
@@ -36,7 +37,7 @@ RECORD_SIZE = 16
     WARM_BLOCKS,
     FIRST_RUN,
     NUM_RUNS,
-    _,
+    TURN,
 ) = range(RECORD_SIZE)
 CONTRACT = Contract(
     "tiered_plan",
@@ -71,6 +72,9 @@ def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.
     Record r is what run r takes of its first sequence; record num_runs + s what the run in which
     sequence s begins takes of that, unless it is that run's first. RUN is NO_RUN where a record
     stands for nothing. What run r finds of sequence s is stored as r + s.
+
+    More programs than run at once: those of sequences' own records wait until a run has ended that
+    takes less of its first one, and the longest is served first. Their turns are told by TURN.
     """
     costs = [sum(cost for _, cost in _tiers(each, formats)) for each in bounds.tolist()]
     per_run = max(1, cdiv(sum(costs), num_runs))
@@ -82,6 +86,11 @@ def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.
     starts = [sum(costs[:row]) for row in range(len(costs) + 1)]
     records = torch.zeros(num_runs + len(costs), RECORD_SIZE, dtype=torch.int32)
     records[:, RUN] = NO_RUN
+    waiting = [
+        min(cost, per_run - start % per_run) if start % per_run else 0
+        for start, cost in zip(starts[:-1], costs, strict=True)
+    ]
+    turns = sorted(range(len(costs)), key=lambda row: -waiting[row])
     for run in range(num_runs):
         begin = run * per_run
         row = sum(each <= begin for each in starts[1:])
@@ -96,6 +105,7 @@ def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.
         record[NUM_RUNS] = cdiv(start + cost, per_run) - start // per_run if cost else 0
         record[RUN] = start // per_run if cost and start % per_run else NO_RUN
         records[num_runs + row] = record
+    records[:, TURN] = torch.tensor([*range(num_runs), *(num_runs + row for row in turns)])
     return records
 
 

@@ -53,6 +53,7 @@ def test_each_step_is_taken_once_and_runs_are_equal(tiers, num_runs, formats) ->
         assert [sorted(each) for each in taken[row]] == [list(range(each)) for each in expected]
         first, count = plan[num_runs + row][reference.FIRST_RUN :][:2]
         assert sorted(runs_of[row]) == [*range(first, first + count)]
+    assert sorted(record[reference.TURN] for record in plan) == [*range(len(plan))]
     fair = cdiv(sum(shares), num_runs) + max(costs) - 1
     assert max(shares) < fair + reference.SWITCH_COST
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.errors import OutOfBounds, StoredInput, Uninitialised
+from kernels.errors import DoubleStore, OutOfBounds, StoredInput, Uninitialised
 from kernels.tiered_plan.reference import FORMATS, tiered_plan
 from tests.kernels.mutants.mutant import DIFFERS, Mutant, Op
 from tests.kernels.slab_caches import bounds_of
@@ -40,7 +40,7 @@ MUTANTS = {
         ),
         Mutant(
             "a sequence not rounded up",
-            "last_run = tl.cdiv(base + tl.cdiv(cost, unit) * unit, per_run)",
+            "last_run = tl.cdiv(base + cost, per_run)",
             "last_run = (base + cost) // per_run",
             DIFFERS,
         ),
@@ -116,9 +116,17 @@ MUTANTS = {
             OutOfBounds,
             "store of plan",
         ),
+        Mutant("turns as they come", "tl.where(is_run, place, runs + before)", "place", DIFFERS),
         Mutant(
-            "a record without an end",
-            "\n    tl.store(record + 15, tl.zeros((RECORDS,), tl.int32), mask=mask)",
+            "two turns for one",
+            "(others[None, :] == own[:, None]) & is_first",
+            "False",
+            DoubleStore,
+            "store of plan",
+        ),
+        Mutant(
+            "a turn that is not stored",
+            "\n    tl.store(turn_ptr, place, mask=mask)",
             "",
             Uninitialised,
             "elements of plan were never stored",
