@@ -13,11 +13,11 @@ from kernels.sampling.api import sample
 VOCAB = 128256
 NUM_LIKELY = 64  # tokens a row that stand out, as after a prompt
 GREEDY_BAR_US, FILTERS_BAR_US = 15, 150
-# temperature, min_p, top_k, top_p: rows take turns.
-GREEDY = [(0.0, 0.0, 0, 1.0)]
-MIXED = [*GREEDY, (1.0, 0.0, 0, 1.0), (0.7, 0.05, 50, 0.95), (1.0, 0.0, 0, 0.9)]
+# temperature, min-p, top-p, top-k: rows take turns.
+GREEDY = [(0.0, 0.0, 1.0, 0)]
+MIXED = [*GREEDY, (1.0, 0.0, 1.0, 0), (0.7, 0.05, 0.95, 50), (1.0, 0.0, 0.9, 0)]
 TOP_P = MIXED[-1:]
-Filters = list[tuple[float, float, int, float]]
+Filters = list[tuple[float, float, float, int]]
 FORMS = grid(GROUPS=(512,), WIDTH=(16, 32, 64, 128), num_warps=(4, 8, 16, 32))
 SAMPLING_KNOBS = {
     "sample_b32": Knob("kernels.sampling.reference", "DRAW_METAS", FORMS),
@@ -62,30 +62,25 @@ def _arguments(num_rows: int, filters: Filters, is_flat: bool) -> Arguments:
         likely = torch.randint(VOCAB, (num_rows, NUM_LIKELY), device="cuda")
         logits.scatter_add_(1, likely, 12 + 2 * torch.randn(likely.shape, device="cuda"))
     rows = [filters[row % len(filters)] for row in range(num_rows)]
-    temperatures, min_p, top_k, top_p = (
-        torch.tensor(each, device="cuda") for each in zip(*rows, strict=True)
-    )
+    floats = torch.tensor([row[:3] for row in rows], device="cuda")
+    top_ks = torch.tensor([row[3] for row in rows], device="cuda")
     seeds, positions = torch.randint(2**62, (2, num_rows), device="cuda")
-    logits = logits.bfloat16().float()
-    return logits, temperatures, min_p, top_k.int(), top_p, seeds, positions
+    numbers = torch.stack((top_ks, seeds), dim=1)
+    return logits.bfloat16().float(), floats, numbers, positions
 
 
 def _sorted(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    min_p: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
+    logits: torch.Tensor, floats: torch.Tensor, numbers: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
     """As one would write it in torch: one sort, and every filter for every row, whether or not the
     row has it; the host waits for nothing."""
+    temperatures, min_p, top_p = floats.unbind(1)
+    top_k, seeds = numbers.unbind(1)
     divisors = temperatures.clamp(min=reference.MIN_TEMPERATURE)[:, None]
     scaled = (logits - logits.amax(-1, keepdim=True)) / divisors
     scaled = scaled.masked_fill(scaled < min_p.log()[:, None], -math.inf)
     largest_first = scaled.sort(-1, descending=True).values
-    rank = torch.where(top_k > 0, top_k, logits.shape[1]).long() - 1
+    rank = torch.where(top_k > 0, top_k, logits.shape[1]) - 1
     floor = largest_first.gather(1, rank[:, None])
     mass = largest_first.masked_fill(largest_first < floor, -math.inf).exp()
     mass = mass.cumsum(-1, dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import torch
@@ -18,17 +18,18 @@ GREEDY_ROW: RowParams = (0.0, 0.0, 1.0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """floats [3, num_rows] float32: temperature, min-p, top-p; numbers [2, num_rows] int64: top-k
+    """floats [num_rows, 3] float32: temperature, min-p, top-p; numbers [num_rows, 2] int64: top-k
     (0 off), seed."""
 
     floats: torch.Tensor
     numbers: torch.Tensor
 
     @classmethod
-    def of(cls, rows: Iterable[RowParams], device: torch.device) -> SamplingRows:
-        temperatures, min_ps, top_ps, top_ks, seeds = zip(*rows, strict=True)
-        floats = upload([temperatures, min_ps, top_ps], device, torch.float32)
-        return cls(floats, upload([top_ks, int64_of(seeds).tolist()], device))
+    def of(cls, rows: Items[RowParams], device: torch.device) -> SamplingRows:
+        seeds = int64_of(row[4] for row in rows).tolist()
+        floats = upload([row[:3] for row in rows], device, torch.float32)
+        numbers = [(row[3], seed) for row, seed in zip(rows, seeds, strict=True)]
+        return cls(floats, upload(numbers, device))
 
     def copy_(self, other: SamplingRows) -> None:
         self.floats.copy_(other.floats)
@@ -39,9 +40,7 @@ class SamplingRows:
     ) -> torch.Tensor:
         """logits [num_rows, vocab_size] float32, positions [num_rows] int64 of the tokens that are
         sampled, masks as `grammar_masks` has them -> [num_rows] int64."""
-        temperatures, min_p, top_p = self.floats.unbind()
-        top_k, seeds = self.numbers.unbind()
-        return sample(logits, temperatures, min_p, top_k.int(), top_p, seeds, positions, masks)
+        return sample(logits, self.floats, self.numbers, positions, masks)
 
 
 def row_of(params: SamplingParams) -> RowParams:

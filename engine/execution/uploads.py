@@ -10,7 +10,7 @@ import torch
 
 
 def upload(
-    numbers: Items[int] | Items[Items[int]] | npt.NDArray[np.int64],
+    numbers: Items[float] | Items[Items[float]] | npt.NDArray[np.int64],
     device: torch.device,
     dtype: torch.dtype = torch.int64,
 ) -> torch.Tensor:

@@ -15,28 +15,27 @@ _launch_draw = Launcher(reference.DRAW_CONTRACT, "kernels.sampling.kernel:sample
 
 def sample(
     logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    min_p: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    seeds: torch.Tensor,
+    floats: torch.Tensor,
+    numbers: torch.Tensor,
     positions: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """logits [rows, vocab] float32, left unchanged -> a token of each row, [rows] int64.
 
-    Each row has its own parameters, all [rows]: temperatures float32, 0 for the greatest logit
-    (the lowest id among equals); min_p float32 in [0, 1], 0 for none; top_k int32, 0 for none;
-    top_p float32 in [0, 1], 1 for none. A draw is a function of seeds and positions, int64.
+    Each row has its own parameters. floats [rows, 3] float32: temperature, 0 for the greatest logit
+    (the lowest id among equals); min-p in [0, 1], 0 for none; top-p in [0, 1], 1 for none. numbers
+    [rows, 2] int64: top-k, 0 for none; seed. A draw is a function of the seed and of positions
+    [rows] int64.
     mask [rows, ceil(vocab / 32)] int32: bit b of word w says that token 32 w + b is allowed.
 
     Bitwise batch invariant. The host waits for nothing, and launches depend on shapes alone: fit
     for a CUDA graph. vocab <= 524288 on a GPU, or ContractError; scratch as large as the logits.
     """
     rows, vocab = logits.shape
-    parameters = (temperatures, min_p, top_k, top_p, seeds, positions)
+    parameters = (floats, numbers, positions)
+    shapes = [each.shape for each in parameters]
     assert vocab > 0, logits.shape
-    assert all(each.shape == (rows,) for each in parameters), [each.shape for each in parameters]
+    assert shapes == [(rows, 3), (rows, 2), (rows,)], (logits.shape, shapes)
     words = cdiv(vocab, reference.WORD)
     assert mask is None or mask.shape == (rows, words), (logits.shape, mask)
     if not runs_kernels(logits):
@@ -59,7 +58,7 @@ def _sample(
     token_ids = logits.new_empty(rows, dtype=torch.int64)
     sizes = (is_masked, mask.shape[1], groups)
     inputs, found = (logits, mask, greatest), (masses, counts, candidates)
-    weigh = (*inputs, *parameters[:4], *found, *sizes, spans, vocab)
+    weigh = (*inputs, *parameters[:2], *found, *sizes, spans, vocab)
     draw = (*inputs, *parameters, *found, token_ids, *sizes, spans, vocab)
     weigh_meta = narrowest(
         reference.WEIGH_CONTRACT, reference.WEIGH_METAS, "GROUPS", "groups", weigh

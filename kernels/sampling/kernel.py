@@ -124,10 +124,8 @@ def sample_weigh_kernel(
     logits_ptr,
     mask_ptr,
     greatest_ptr,
-    temperatures_ptr,
-    min_p_ptr,
-    top_k_ptr,
-    top_p_ptr,
+    floats_ptr,
+    numbers_ptr,
     masses_ptr,
     counts_ptr,
     candidates_ptr,
@@ -140,16 +138,16 @@ def sample_weigh_kernel(
 ):
     row = tl.program_id(1).to(tl.int64)
     span = tl.program_id(0)
-    temperature = tl.load(temperatures_ptr + row)
+    temperature = tl.load(floats_ptr + row * 3)
     if temperature <= 0.0:
         return
     # Loaded together, before anything waits.
     token = span * SPAN + tl.arange(0, SPAN)
     logit = logits_of(logits_ptr, mask_ptr, row, token, is_masked, words, vocab)
     of_groups = greatest_of_groups(greatest_ptr, row, groups, GROUPS)
-    min_p = tl.load(min_p_ptr + row)
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(floats_ptr + row * 3 + 1)
+    top_k = tl.load(numbers_ptr + row * 2)
+    top_p = tl.load(floats_ptr + row * 3 + 2)
 
     greatest = tl.max(of_groups)
     depth = depths_of(logit, greatest, temperature)
@@ -261,11 +259,8 @@ def sample_draw_kernel(
     logits_ptr,
     mask_ptr,
     greatest_ptr,
-    temperatures_ptr,
-    min_p_ptr,
-    top_k_ptr,
-    top_p_ptr,
-    seeds_ptr,
+    floats_ptr,
+    numbers_ptr,
     positions_ptr,
     masses_ptr,
     counts_ptr,
@@ -280,10 +275,10 @@ def sample_draw_kernel(
     WIDTH: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperatures_ptr + row)
-    min_p = tl.load(min_p_ptr + row)
-    top_k = tl.load(top_k_ptr + row)
-    top_p = tl.load(top_p_ptr + row)
+    temperature = tl.load(floats_ptr + row * 3)
+    min_p = tl.load(floats_ptr + row * 3 + 1)
+    top_k = tl.load(numbers_ptr + row * 2)
+    top_p = tl.load(floats_ptr + row * 3 + 2)
     of_groups = greatest_of_groups(greatest_ptr, row, groups, GROUPS)
     greatest = tl.max(of_groups)
     group = tl.min(tl.where(of_groups == greatest, tl.arange(0, GROUPS), GROUPS))
@@ -307,7 +302,8 @@ def sample_draw_kernel(
                 kept = last_kept(row_ptr, counts, kept, target, False, WIDTH)
                 masses = masses_to(row_ptr, counts, kept, WIDTH)
 
-        uniform = uniform_of(tl.load(seeds_ptr + row), tl.load(positions_ptr + row))
+        seed = tl.load(numbers_ptr + row * 2 + 1)
+        uniform = uniform_of(seed, tl.load(positions_ptr + row))
         target = uniform * tl.sum(masses)
         cumulated = tl.cumsum(masses)
         drawn = first_past(masses, cumulated, target)

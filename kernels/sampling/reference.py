@@ -26,12 +26,8 @@ LOGITS = Tensor("rows vocab", torch.float32, wide_index=True)
 # Without a mask, of any shape: it is not read.
 MASK = Tensor("mask_rows words", torch.int32, align=4, wide_index=True)
 IS_MASKED = Scalar(int, 0, 1)
-PARAMETERS = {
-    "temperatures": Tensor("rows", torch.float32, align=4),
-    "min_p": Tensor("rows", torch.float32, align=4),
-    "top_k": Tensor("rows", torch.int32, align=4),
-    "top_p": Tensor("rows", torch.float32, align=4),
-}
+FLOATS = Tensor("rows 3", torch.float32, align=4)  # temperature, min-p, top-p
+NUMBERS = Tensor("rows 2", torch.int64, align=8)  # top-k, seed
 GREATEST_CONTRACT = Contract(
     "sample_greatest",
     logits=LOGITS,
@@ -47,7 +43,8 @@ WEIGH_CONTRACT = Contract(
     logits=LOGITS,
     mask=MASK,
     greatest=Tensor("rows groups", torch.float32, align=4, wide_index=True),
-    **PARAMETERS,
+    floats=FLOATS,
+    numbers=NUMBERS,
     masses=InOut("rows spans", torch.float64, align=8, wide_index=True),
     counts=InOut("rows spans", torch.int32, align=4, wide_index=True),
     candidates=InOut(f"rows spans {SPAN}", torch.int32, wide_index=True),
@@ -62,8 +59,8 @@ DRAW_CONTRACT = Contract(
     logits=LOGITS,
     mask=MASK,
     greatest=Tensor("rows groups", torch.float32, align=4, wide_index=True),
-    **PARAMETERS,
-    seeds=Tensor("rows", torch.int64, align=8),
+    floats=FLOATS,
+    numbers=NUMBERS,
     positions=Tensor("rows", torch.int64, align=8),
     masses=Tensor("rows spans", torch.float64, align=8, wide_index=True),
     counts=Tensor("rows spans", torch.int32, align=4, wide_index=True),
@@ -87,11 +84,8 @@ DRAW_METAS = (
 
 def sample(
     logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    min_p: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    seeds: torch.Tensor,
+    floats: torch.Tensor,
+    numbers: torch.Tensor,
     positions: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -101,14 +95,15 @@ def sample(
         allowed &= unpacked(mask, logits.shape[1])
     logits = logits.masked_fill(~allowed, float("-inf"))
     token_ids = logits.argmax(-1)
+    top_ks, seeds = numbers.unbind(1)
     uniforms = counter_uniform(seeds, positions).tolist()
-    parameters = zip(*(each.tolist() for each in (temperatures, min_p, top_k, top_p)), strict=True)
-    for row, (temperature, *filters) in enumerate(parameters):
+    parameters = zip(floats.tolist(), top_ks.tolist(), strict=True)
+    for row, ((temperature, min_p, top_p), top_k) in enumerate(parameters):
         if temperature > 0.0:
-            divisor = temperatures[row].clamp(min=MIN_TEMPERATURE)
+            divisor = floats[row, 0].clamp(min=MIN_TEMPERATURE)
             scaled = (logits[row] - logits[row].amax()) / divisor
             scaled.masked_fill_(scaled.isnan(), float("-inf"))  # infinite less infinite
-            _filter(scaled, *filters)
+            _filter(scaled, min_p, top_k, top_p)
             mass = scaled.exp().cumsum(-1, dtype=torch.float64)
             if mass[-1] > 0.0:
                 token_ids[row] = _draw(mass, uniforms[row])

@@ -28,7 +28,7 @@ ROWS = (
     Row(top_k=1),
     Row(top_k=3),
     Row(top_k=50),
-    Row(top_k=2**31 - 1),
+    Row(top_k=2**32 + 1),
     Row(top_p=0.0),
     Row(top_p=0.3),
     Row(top_p=0.9),
@@ -42,16 +42,14 @@ ROWS = (
 
 def parameters_of(
     *rows: Row, seed: int = 0, device: str = "cpu"
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """temperatures, min_p, top_k, top_p, seeds, positions: as the entry takes them."""
-    return (
-        torch.tensor([row.temperature for row in rows], device=device),
-        torch.tensor([row.min_p for row in rows], device=device),
-        torch.tensor([row.top_k for row in rows], dtype=torch.int32, device=device),
-        torch.tensor([row.top_p for row in rows], device=device),
-        int64_of((2**64 - 5 + seed + index for index in range(len(rows))), torch.device(device)),
-        int64_of((7 * index for index in range(len(rows))), torch.device(device)),
-    )
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """floats, numbers, positions: as the entry takes them."""
+    floats = torch.tensor([(row.temperature, row.min_p, row.top_p) for row in rows])
+    seeds = int64_of(2**64 - 5 + seed + index for index in range(len(rows)))
+    top_ks = torch.tensor([row.top_k for row in rows], dtype=torch.int64)
+    numbers = torch.stack((top_ks, seeds), dim=1)
+    positions = 7 * torch.arange(len(rows))
+    return floats.view(-1, 3).to(device), numbers.to(device), positions.to(device)
 
 
 def normal(num_rows: int, vocab: int, seed: int = 0) -> torch.Tensor:

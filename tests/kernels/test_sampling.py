@@ -166,11 +166,12 @@ def test_scratch_is_read_where_it_was_stored(value: int, monkeypatch: pytest.Mon
 
 def test_uniforms_of_the_kernel_are_those_of_the_reference() -> None:
     """Of a flat row the token says the first digits of u: any seed, any position."""
-    parameters = list(parameters_of(*[Row()] * 32))
-    parameters[4] = torch.randint(-(2**63), 2**63 - 1, (32,), generator=torch.Generator())
-    parameters[5] = torch.arange(32) * (2**63 // 31 - 1)
+    floats, numbers, _ = parameters_of(*[Row()] * 32)
+    numbers[:, 1] = torch.randint(-(2**63), 2**63 - 1, (32,), generator=torch.Generator())
+    positions = torch.arange(32) * (2**63 // 31 - 1)
+    logits = torch.zeros(32, 1008)
 
-    assert_equals_reference(sample, reference.sample, torch.zeros(32, 1008), *parameters)
+    assert_equals_reference(sample, reference.sample, logits, floats, numbers, positions)
 
 
 def test_a_vocabulary_of_the_wide_form() -> None:

@@ -74,7 +74,7 @@ def test_a_graph_follows_parameters_and_mask() -> None:
         order = torch.randperm(len(rows), device="cuda")
         for each in (*parameters, mask):
             each.copy_(each[order].clone())
-        parameters[5].add_(step)
+        parameters[2].add_(step)
         logits.normal_()
         graph.replay()
         assert torch.equal(out, sample(logits, *parameters, mask))

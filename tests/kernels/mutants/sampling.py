@@ -186,10 +186,20 @@ MUTANTS = {
         ),
         Mutant(
             "seeds for positions",
-            "*parameters, *found",
-            "*parameters[:4], *parameters[:3:-1], *found",
+            "uniform_of(seed, tl.load(positions_ptr + row))",
+            "uniform_of(tl.load(positions_ptr + row), seed)",
             DIFFERS,
-            file="api",
+        ),
+        Mutant("top-k for seeds", "row * 2 + 1", "row * 2", DIFFERS),
+        Mutant(
+            "min-p for top-p", "row * 3 + 2", "row * 3 + 1", DIFFERS, within="sample_draw_kernel"
+        ),
+        Mutant(
+            "rows of two floats",
+            "tl.load(floats_ptr + row * 3)",
+            "tl.load(floats_ptr + row * 2)",
+            DIFFERS,
+            within="sample_draw_kernel",
         ),
         Mutant(
             "one span only",
