@@ -256,9 +256,10 @@ def tiered_decode_kernel(
 ):
     # Programs of the KV heads of one record follow each other: they read the same slabs.
     head = tl.program_id(0)
-    turn, runs = tl.program_id(1), records - sequences
-    turn_ptr = plan_ptr + turn * fields.RECORD_SIZE + fields.TURN
-    record_ptr = plan_ptr + tl.load(turn_ptr, mask=turn >= runs, other=turn) * fields.RECORD_SIZE
+    turn = tl.program_id(1)
+    if turn >= records - sequences:  # those of runs come in order
+        turn = tl.load(plan_ptr + turn * fields.RECORD_SIZE + fields.TURN)
+    record_ptr = plan_ptr + turn * fields.RECORD_SIZE
     run = tl.load(record_ptr + fields.RUN)
     if run == fields.NO_RUN:
         return
