@@ -14,6 +14,9 @@ from kernels.rotary import reference as rotary_reference
 from kernels.rotary.api import rotary
 from kernels.silu_mul import reference as silu_mul_reference
 from kernels.silu_mul.api import silu_mul
+from kernels.tiered_append.api import tiered_append
+from kernels.tiered_append.hadamard import rotated
+from kernels.tiered_append.reference import turned
 
 DTYPE = torch.bfloat16
 ITEM_BYTES = 2
@@ -38,6 +41,8 @@ def language_cases() -> Iterator[Case]:
         yield _kv_append(num_tokens)
     for num_tokens in (32768, *SMALL):
         yield _rope_append(num_tokens)
+    for num_tokens in (32768, *SMALL):
+        yield _tiered_append(num_tokens)
 
 
 def _normal(*shape: int) -> torch.Tensor:
@@ -196,5 +201,45 @@ def _rope_append(num_tokens: int) -> Case:
         num_bytes=num_tokens * (ITEM_BYTES * HEAD_DIM * heads + 8),
         rtol=ROUNDINGS,
         atol=ROUNDINGS,
+        is_large=num_tokens not in SMALL,
+    )
+
+
+def _append_rotated(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    key_slabs: torch.Tensor,
+    value_slabs: torch.Tensor,
+    key_slots: torch.Tensor,
+    value_slots: torch.Tensor,
+) -> torch.Tensor:
+    keys = rotated(turned(key, cos, sin)).to(DTYPE)
+    for slabs, slots, tokens in ((key_slabs, key_slots, keys), (value_slabs, value_slots, value)):
+        slabs.view(DTYPE).view(-1, *tokens.shape[1:])[slots] = tokens
+    return rotated(turned(query, cos, sin)).to(DTYPE)
+
+
+def _tiered_append(num_tokens: int) -> Case:
+    def arguments() -> Arguments:
+        caches_and_slots = [_caches_and_slots(num_tokens) for _ in "kv"]
+        slabs = [
+            cache.view(torch.uint8).view(len(cache), NUM_KV_HEADS, -1)
+            for cache, _, _ in caches_and_slots
+        ]
+        slots = [each for _, _, each in caches_and_slots]
+        return *_projected(num_tokens), *_turns(num_tokens), *slabs, *slots
+
+    heads = 2 * NUM_HEADS + 4 * NUM_KV_HEADS + 2
+    return Case(
+        _name("tiered_append", num_tokens, 32768),
+        f"{num_tokens} x ({NUM_HEADS} + 2 x {NUM_KV_HEADS}) x {HEAD_DIM} bfloat16 of a fused "
+        "projection",
+        tiered_append,
+        _append_rotated,
+        arguments,
+        num_bytes=num_tokens * (ITEM_BYTES * HEAD_DIM * heads + 16),
         is_large=num_tokens not in SMALL,
     )

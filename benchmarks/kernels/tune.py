@@ -71,6 +71,11 @@ KNOBS = {
         "METAS",
         grid(HEADS=(4, 8, 16, 32), HALF=(64,), num_warps=(1, 2, 4, 8)),
     ),
+    "tiered_append": Knob(
+        "kernels.tiered_append.reference",
+        "METAS",
+        grid(HEADS=(4, 8, 16, 32), SIZE=(128,), num_warps=(1, 2, 4, 8)),
+    ),
     "fp8_quantise": Knob(
         "kernels.fp8_quantise.reference", "METAS", grid(BLOCK=(4096,), num_warps=WARPS)
     ),

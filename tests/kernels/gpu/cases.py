@@ -24,11 +24,13 @@ from kernels.rope_append.api import rope_append
 from kernels.rotary.api import rotary
 from kernels.sampling.api import sample
 from kernels.silu_mul.api import silu_mul
+from kernels.tiered_append.api import tiered_append
 from kernels.tiered_decode.api import tiered_decode
 from kernels.tiered_decode.reference import Slabs
 from kernels.tiered_plan.api import tiered_plan
 from kernels.tiered_plan.reference import FORMATS
 from kernels.tiered_plan.reference import tiered_plan as reference_plan
+from tests.kernels.appended_tokens import appended
 from tests.kernels.contexts import paged
 from tests.kernels.quantised_blocks import KINDS, arena
 from tests.kernels.sampling_rows import ROWS, parameters_of
@@ -54,7 +56,7 @@ def small_calls(device: str = "cuda") -> Calls:
             f"{name} {head_dim}": call for name, call in attention_calls(head_dim, device).items()
         }
     for head_dim in (64, 128):
-        for made in (tiered_calls, quantise_calls):
+        for made in (tiered_calls, quantise_calls, append_calls):
             calls |= {f"{name} {head_dim}": call for name, call in made(head_dim, device).items()}
     for vocab in (1003, 4128):
         calls |= {f"{name} {vocab}": call for name, call in sampling_calls(vocab, device).items()}
@@ -146,6 +148,11 @@ def tiered_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
             calls[f"tiered_plan {name}"] = partial(tiered_plan, bounds, num_runs, formats)
             calls[f"tiered_decode {name}"] = partial(tiered_decode, *arguments)
     return calls
+
+
+def append_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
+    arguments = [each.to(device) for each in appended(5, 3, 2, head_dim)]
+    return {"tiered_append": lambda: tiered_append(*arguments)}
 
 
 def quantise_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
