@@ -95,7 +95,7 @@ def _speed_row(speed: Speed, peer_us: float | None, progress: Progress) -> Row:
 def _peer_us(lengths: Sequence[int], progress: Progress) -> float | None:
     """None where it cannot be had: its rows say that nothing was measured beside."""
     try:
-        return flash_attention_us(lengths, MIN_SET_BYTES)
+        return flash_attention_us(lengths, MIN_SET_BYTES, progress)
     except MeasurementFailed as exc:
         progress(f"{exc}")
         return None

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from benchmarks.command import Progress
 from benchmarks.errors import MeasurementFailed
 from benchmarks.kernels.flash_attention import flash_attn_varlen_func
 from benchmarks.kernels.timing import graph_us
@@ -13,9 +14,11 @@ from kernels.launch import cdiv
 PAGES = (16, 64)
 
 
-def flash_attention_us(lengths: Sequence[int], min_bytes: int) -> float:
+def flash_attention_us(lengths: Sequence[int], min_bytes: int, progress: Progress) -> float:
     """Raises MeasurementFailed."""
-    return min(_paged_us(lengths, min_bytes, page) for page in PAGES)
+    times_us = {page: _paged_us(lengths, min_bytes, page) for page in PAGES}
+    progress(f"FlashAttention 3, {len(lengths)} x {lengths[0]}, us by tokens a page: {times_us}")
+    return min(times_us.values())
 
 
 def _paged_us(lengths: Sequence[int], min_bytes: int, page: int) -> float:

@@ -17,10 +17,10 @@ from kernels.tiered_decode import reference
 STAGES = (3, 4, 5)
 PROGRAMS_PER_SM = (7, 8)
 MERGES = {
-    "MERGE_META_OF_MANY": grid(COLUMNS=(32, 64, 128), SPLITS=(64, 128), num_warps=(2, 4, 8)),
+    "MERGE_META_OF_MANY": grid(COLUMNS=(32, 64, 128), SPLITS=(32, 128), num_warps=(2, 4)),
     "MERGE_META_OF_FEW": grid(COLUMNS=(64, 128), SPLITS=(4, 8), num_warps=(1, 2)),
 }
-MERGED = ("attn_int4_b1_128k", "attn_int4_b32_8k")
+MERGED = ("attn_int4_b1_128k", "attn_int4_b8_32k", "attn_int4_b32_8k")
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def _forms(speed: Speed) -> Iterator[tuple[str, float]]:
     for prefetch in (0, 1):
         with _turned("PREFETCH", prefetch):
             yield f"prefetch={prefetch}", decode_us(sets)
-    name = "MERGE_META_OF_MANY" if speed.batch == 1 else "MERGE_META_OF_FEW"
+    name = "MERGE_META_OF_FEW" if speed.batch == 32 else "MERGE_META_OF_MANY"
     for merge in MERGES[name] if speed.name in MERGED else ():
         with _turned(name, merge):
             yield f"merge {merge}", decode_us(sets)
