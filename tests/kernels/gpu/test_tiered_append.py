@@ -6,11 +6,15 @@ import torch
 
 from kernels.tiered_append import reference
 from kernels.tiered_append.api import tiered_append
-from tests.kernels.appended_tokens import appended
+from tests.kernels.appended_tokens import Appended, appended
 from tests.kernels.gpu.compare import assert_gpu_equals_reference, on_gpu
 
 pytestmark = pytest.mark.gpu
 INT32_MAX = 2**31 - 1
+
+
+def appended_on_gpu(*sizes: int) -> Appended:
+    return Appended(*on_gpu(list(appended(*sizes))))
 
 
 @pytest.mark.parametrize(
@@ -43,12 +47,12 @@ def test_channels_of_very_different_sizes(size: int) -> None:
 
 @pytest.mark.parametrize("size", [64, 128])
 def test_a_token_has_the_same_bits_in_any_batch(size: int) -> None:
-    together = on_gpu(appended(100, 12, 4, size, num_slabs=9))
+    together = appended_on_gpu(100, 12, 4, size, 9)
     result = tiered_append(*together)
 
     for start, count in [(0, 1), (99, 1), (0, 2), (3, 16), (16, 33), (1, 99)]:
         rows = slice(start, start + count)
-        alone = on_gpu(appended(100, 12, 4, size, num_slabs=9))
+        alone = appended_on_gpu(100, 12, 4, size, 9)
         heads, slots = ([each[rows] for each in part] for part in (alone[:5], alone[7:]))
         slabs = [alone.key_slabs, alone.value_slabs]
         assert torch.equal(tiered_append(*heads, *slabs, *slots), result[rows])
@@ -59,8 +63,8 @@ def test_a_token_has_the_same_bits_in_any_batch(size: int) -> None:
 
 
 def test_a_graph_follows_its_slots() -> None:
-    arguments = on_gpu(appended(16, 8, 2, 128))
-    expected = on_gpu(appended(16, 8, 2, 128))
+    arguments = appended_on_gpu(16, 8, 2, 128)
+    expected = appended_on_gpu(16, 8, 2, 128)
     tiered_append(*arguments)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -79,26 +83,17 @@ def test_a_graph_follows_its_slots() -> None:
 
 def test_at_the_end_of_huge_arenas() -> None:
     num_slabs = 2**17 + 1
-    small = on_gpu(appended(2, 9, 8, 128))
+    near = appended_on_gpu(2, 9, 8, 128)
     arenas = torch.zeros(2, num_slabs, 8, 32 * 128, device="cuda", dtype=torch.uint8)
     assert arenas[0].numel() // 2 > INT32_MAX
-    places = [
-        torch.tensor([16 * num_slabs - 1, 0]).cuda(),
-        torch.tensor([5, 16 * num_slabs - 2]).cuda(),
-    ]
-    expected = small._replace(
-        key_slots=torch.tensor([63, 0]).cuda(), value_slots=torch.tensor([5, 62]).cuda()
-    )
+    far_slots = torch.tensor([[16 * num_slabs - 1, 0], [5, 16 * num_slabs - 2]], device="cuda")
+    near_slots = torch.tensor([[63, 0], [5, 62]], device="cuda")
 
-    huge = small._replace(
-        key_slabs=arenas[0], value_slabs=arenas[1], key_slots=places[0], value_slots=places[1]
-    )
-    assert torch.equal(tiered_append(*huge), tiered_append(*expected))
+    far_query = tiered_append(*near[:5], *arenas, *far_slots)
+    assert torch.equal(far_query, tiered_append(*near[:7], *near_slots))
 
-    for arena, slabs, slots, near in (
-        (arenas[0], expected.key_slabs, places[0], expected.key_slots),
-        (arenas[1], expected.value_slabs, places[1], expected.value_slots),
-    ):
-        stored = arena.view(torch.int16).view(-1, 1024)[slots]
-        assert torch.equal(stored, slabs.view(torch.int16).view(-1, 1024)[near])
-        assert arena.view(torch.int16).count_nonzero() == stored.count_nonzero()
+    for ours, far, theirs, place in zip(arenas, far_slots, near[5:7], near_slots, strict=True):
+        far_tokens, near_tokens = (each.view(torch.int16).view(-1, 1024) for each in (ours, theirs))
+        stored = far_tokens[far]
+        assert torch.equal(stored, near_tokens[place])
+        assert far_tokens.count_nonzero() == stored.count_nonzero()
