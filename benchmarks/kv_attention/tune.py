@@ -41,9 +41,6 @@ def _forms(speed: Speed) -> Iterator[tuple[str, float]]:
     for stages in STAGES if speed.formats == INT4 else STAGES[:1]:
         with _turned("STAGES", declared | {speed.formats: stages}):
             yield f"stages={stages}", decode_us(sets)
-    for prefetch in (0, 1):
-        with _turned("PREFETCH", prefetch):
-            yield f"prefetch={prefetch}", decode_us(sets)
     name = "MERGE_META_OF_FEW" if speed.batch == 32 else "MERGE_META_OF_MANY"
     for merge in MERGES[name] if speed.name in MERGED else ():
         with _turned(name, merge):

@@ -24,7 +24,7 @@ from kernels.tiered_decode.tiles import (
     natural,
     nothing_attended,
     plain_query,
-    prefetch_slab,
+    prefetch_slabs,
     slab_at,
     unit_query,
     values_of_bytes,
@@ -252,7 +252,6 @@ def tiered_decode_kernel(
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     # Programs of the KV heads of one record follow each other: they read the same slabs.
     head = tl.program_id(0)
@@ -288,15 +287,17 @@ def tiered_decode_kernel(
             ROWS,
             STAGES,
         )
-    low, high = halves_of_query(queries, query_head_stride, group, SIZE, ROWS)
     cold_start = tl.load(record_ptr + fields.SINK_SLABS)
     first_cold = tl.load(record_ptr + fields.FIRST_COLD)
     last_cold = tl.load(record_ptr + fields.LAST_COLD)
-    if PREFETCH and first_cold < last_cold:
-        at_key = cold_start + first_cold * (KEY_BITS // 4)
-        prefetch_slab(key_slabs_ptr, key_table + at_key, head, kv_heads, SIZE)
-        at_value = cold_start + first_cold * (VALUE_BITS // 4)
-        prefetch_slab(value_slabs_ptr, value_table + at_value, head, kv_heads, SIZE)
+    # What the first block waits for is under way while the query is prepared.
+    has_cold = first_cold < last_cold
+    at_key = key_table + cold_start + first_cold * (KEY_BITS // 4)
+    at_value = value_table + cold_start + first_cold * (VALUE_BITS // 4)
+    first_keys = tl.load(at_key, mask=has_cold, other=0)
+    first_values = tl.load(at_value, mask=has_cold, other=0)
+    low, high = halves_of_query(queries, query_head_stride, group, SIZE, ROWS)
+    prefetch_slabs(arenas, first_keys, first_values, head, kv_heads, SIZE)
     low, high, unit = unit_query(low, high, SIZE // 2, ROWS)
     factor = unit * (scale * LOG2_E)
     state = attend_quantised(

@@ -53,7 +53,6 @@ MERGE_CONTRACT = Contract(
 # their registers; only the host's plan knows that. Measured on an H200: five stages where a block
 # is of 4 bits, for two blocks are under way then; three of 8 bits, whose blocks are twice as large.
 STAGES = {(4, 4): 5, (8, 4): 3, (8, 8): 3}
-PREFETCH = 1
 SIZES = (64, 128)
 PROGRAMS_PER_SM = {64: 8, 128: 8}
 ROWS = (8, 16)  # query heads of one KV head
@@ -80,8 +79,7 @@ class Slabs(NamedTuple):
 def meta_of(formats: Formats, size: int, rows: int) -> dict[str, int]:
     """What the kernel is launched with."""
     bits = {"KEY_BITS": formats.key_bits, "VALUE_BITS": formats.value_bits}
-    how = {"STAGES": STAGES[formats], "PREFETCH": PREFETCH, "num_warps": 1}
-    return bits | {"SIZE": size, "ROWS": rows} | how
+    return bits | {"SIZE": size, "ROWS": rows, "STAGES": STAGES[formats], "num_warps": 1}
 
 
 def tiered_decode(

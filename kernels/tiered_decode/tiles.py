@@ -264,16 +264,27 @@ def unit_query(low, high, HALF: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def prefetch_slab(slabs_ptr, place_ptr, head, kv_heads, SIZE: tl.constexpr):
-    """One head's part of the slab that a table has there, into the L2."""
+def prefetch_lines(lines):
+    """32 of 128 bytes, into the L2."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [lines],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def prefetch_slabs(arenas, key_slab, value_slab, head, kv_heads, SIZE: tl.constexpr):
+    """One head's part of two slabs, and of their metadata."""
     if not IS_INTERPRETED:
-        part = tl.load(place_ptr).to(tl.int64) * kv_heads + head
-        lines = slabs_ptr + part * (32 * SIZE) + tl.arange(0, 32) * SIZE
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [lines],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+        key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, _, _ = arenas
+        key_part = key_slab.to(tl.int64) * kv_heads + head
+        value_part = value_slab.to(tl.int64) * kv_heads + head
+        line = tl.arange(0, 32)
+        prefetch_lines(key_slabs_ptr + key_part * (32 * SIZE) + line * SIZE)
+        prefetch_lines(key_meta_ptr + key_part * (2 * SIZE) + line * 64 % (2 * SIZE))
+        prefetch_lines(value_slabs_ptr + value_part * (32 * SIZE) + line * SIZE)
+        prefetch_lines(value_meta_ptr + value_part * 128 + line * 64 % 128)
