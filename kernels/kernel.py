@@ -5,7 +5,7 @@
 
 The parameters are the contract's arguments in its order (of a tensor `x`: `x_ptr`), then the
 constexprs. The decorator adds nothing to the function: what is compiled is what `triton.jit` alone
-would compile.
+would compile. Just in time too it depends on none but the scalars that addresses are multiples of.
 """
 
 import inspect
@@ -97,7 +97,8 @@ class Kernel:
     def __init__(self, contract: Contract, function: Callable[..., None], of: Variants) -> None:
         self.contract = contract
         self.function = function
-        self.jit: Any = triton.jit(function)
+        others = [name for name in contract.scalars if name not in contract.steps]
+        self.jit: Any = triton.jit(function, do_not_specialize=others)
         self.variants = of(contract)
         names = list(inspect.signature(function).parameters)
         expected = [f"{name}_ptr" for name in contract.tensors] + list(contract.scalars)
