@@ -38,7 +38,7 @@ def _forms(speed: Speed) -> Iterator[tuple[str, float]]:
     bounds = cold_bounds(speed.lengths)
     sets = sets_of(bounds, speed.formats, MIN_SET_BYTES)
     declared = dict(reference.STAGES)
-    for stages in STAGES if speed.formats == INT4 else STAGES[:1]:
+    for stages in STAGES if speed.formats == INT4 else STAGES[:2]:
         with _turned("STAGES", declared | {speed.formats: stages}):
             yield f"stages={stages}", decode_us(sets)
     name = "MERGE_META_OF_FEW" if speed.batch == 32 else "MERGE_META_OF_MANY"
