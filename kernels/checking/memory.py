@@ -15,8 +15,9 @@ import torch
 
 from kernels.checking.shadow import NOBODY, Elements, Operation, Shadow
 from kernels.checking.statement import statement
-from kernels.contract import Tensor, span_of
+from kernels.contract import Tensor
 from kernels.errors import CheckFailure, DoubleStore, OutOfBounds, StoredInput, Uninitialised
+from kernels.extent import span_of
 
 # An argument begins in the middle of its window: offsets may be negative.
 WINDOW_BITS = 48
