@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels.tune import grid
-from benchmarks.kv_attention.cases import INT4, MIN_SET_BYTES, SPEEDS, Speed, decode_us
+from benchmarks.kv_attention.cases import MIN_SET_BYTES, SPEEDS, Speed, decode_us
 from benchmarks.kv_attention.contexts import cold_bounds, sets_of
 from kernels.launch import Launcher, launching
 from kernels.tiered_decode import reference
@@ -38,7 +38,7 @@ def _forms(speed: Speed) -> Iterator[tuple[str, float]]:
     bounds = cold_bounds(speed.lengths)
     sets = sets_of(bounds, speed.formats, MIN_SET_BYTES)
     declared = dict(reference.STAGES)
-    for stages in STAGES if speed.formats == INT4 else STAGES[:2]:
+    for stages in STAGES if speed.formats.value_bits == 4 else STAGES[:2]:
         with _turned("STAGES", declared | {speed.formats: stages}):
             yield f"stages={stages}", decode_us(sets)
     name = "MERGE_META_OF_FEW" if speed.batch == 32 else "MERGE_META_OF_MANY"
