@@ -43,7 +43,7 @@ check-kernels: $(INSTALLED) ## the kernels without a GPU: contracts, checked int
 check-gpu: export TRITON_INTERPRET := 0
 check-gpu: ## on a GPU host with torch, triton, transformers: kernels without JIT, the engine, memcheck, racecheck
 	$(GPU_PYTHON) -m kernels build
-	$(GPU_PYTHON) -m pytest -m gpu -c /dev/null --rootdir=. --confcutdir=tests/kernels/gpu tests/kernels/gpu
+	$(GPU_PYTHON) -m tests.kernels.gpu.run
 	$(GPU_PYTHON) -m pytest -m gpu -c /dev/null --rootdir=. --confcutdir=tests/engine_gpu tests/engine_gpu
 	$(GPU_PYTHON) -m tests.kernels.gpu.sanitize
 

@@ -1,7 +1,7 @@
 """These tests need a CUDA device, torch, triton, numpy and pytest, and nothing else of the suite:
 
 python -m kernels build
-python -m pytest -m gpu -c /dev/null --rootdir=. --confcutdir=tests/kernels/gpu tests/kernels/gpu
+python -m tests.kernels.gpu.run
 """
 
 from collections.abc import Iterator
