@@ -62,7 +62,8 @@ def sets_of(
     arenas = [_arena(num_sets * num, size) for num, size in zip(num_slabs, (SIZE, 64), strict=True)]
     orders = [torch.randperm(num_sets * num, device="cuda") for num in num_slabs]
     sets = []
-    num_runs = num_runs_of(torch.device("cuda", 0), NUM_KV_HEADS, SIZE)
+    device = torch.device("cuda", 0)
+    num_runs = num_runs_of(device, len(bounds), NUM_HEADS, NUM_KV_HEADS)
     for index in range(num_sets):
         tables = [
             _table(half, order[index * num : (index + 1) * num], *arena, step)

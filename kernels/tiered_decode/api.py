@@ -18,10 +18,12 @@ _launch_merge = Launcher(
 )
 
 
-def num_runs_of(device: torch.device, num_kv_heads: int, size: int) -> int:
-    """Into how many runs a step's slabs are dealt: all their programs run at once."""
-    per_sm = reference.PROGRAMS_PER_SM.get(size, 8)
-    return max(1, _num_sms(device) * per_sm // num_kv_heads)
+def num_runs_of(device: torch.device, num_sequences: int, num_heads: int, num_kv_heads: int) -> int:
+    """Into how many runs a step's slabs are dealt: the programs of all records run at once, unless
+    there are too many sequences for that."""
+    rows = reference.rows_of(num_heads // num_kv_heads)
+    at_once = _num_sms(device) * reference.PROGRAMS_PER_SM[rows] // num_kv_heads
+    return max(1, at_once // 2, at_once - num_sequences)
 
 
 def tiered_decode(
@@ -51,10 +53,7 @@ def tiered_decode(
     if size not in reference.SIZES:
         expected = f"of heads of {' or '.join(map(str, reference.SIZES))}"
         raise ContractError("tiered_decode", "query", expected, f"{size}")
-    if group > reference.ROWS[-1]:
-        expected = f"of at most {reference.ROWS[-1]} heads a KV head"
-        raise ContractError("tiered_decode", "query", expected, f"{group}")
-    rows = next(rows for rows in reference.ROWS if group <= rows)
+    rows = reference.rows_of(group)
     num_records = len(plan)
     partial = query.new_empty(num_records, num_heads, size, dtype=torch.float32)
     partial_lse = partial.new_empty(num_records, num_heads)

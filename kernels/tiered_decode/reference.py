@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from kernels.contract import FLOATS, Contract, Count, InOut, Output, Scalar, Stride, Tensor
+from kernels.errors import ContractError
 from kernels.kv_quantise.layout import SLAB_TOKENS, slabs_of_block
 from kernels.kv_quantise.reference import Packed, dequantised_keys, dequantised_values
 from kernels.launch import cdiv
@@ -54,7 +55,7 @@ MERGE_CONTRACT = Contract(
 # is of 4 bits, for two blocks are under way then; three of 8 bits, whose blocks are twice as large.
 STAGES = {(4, 4): 5, (8, 4): 3, (8, 8): 3}
 SIZES = (64, 128)
-PROGRAMS_PER_SM = {64: 8, 128: 8}
+PROGRAMS_PER_SM = {8: 9, 16: 8}  # by ROWS
 ROWS = (8, 16)  # query heads of one KV head
 # A program merges COLUMNS of one head, SPLITS partial results at a time: of few splits there are
 # many heads, and of many few.
@@ -74,6 +75,14 @@ class Slabs(NamedTuple):
     values: torch.Tensor
     key_meta: torch.Tensor
     value_meta: torch.Tensor
+
+
+def rows_of(group: int) -> int:
+    """Of query heads of one KV head. Raises ContractError."""
+    if group > ROWS[-1]:
+        expected = f"of at most {ROWS[-1]} heads a KV head"
+        raise ContractError("tiered_decode", "query", expected, f"{group}")
+    return next(rows for rows in ROWS if group <= rows)
 
 
 def meta_of(formats: Formats, size: int, rows: int) -> dict[str, int]:

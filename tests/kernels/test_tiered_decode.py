@@ -139,8 +139,11 @@ def test_what_no_kernel_reads_is_refused() -> None:
 
 
 def test_as_many_runs_as_run_at_once() -> None:
-    assert num_runs_of(torch.device("cpu"), 8, 128) == 2
-    assert num_runs_of(torch.device("cpu"), 100, 128) == 1
+    device = torch.device("cpu")  # 2 SMs, 9 programs each, or 8 of large groups
+    assert num_runs_of(device, 1, 4, 1) == 17
+    assert num_runs_of(device, 1, 16, 1) == 15
+    assert num_runs_of(device, 30, 4, 1) == 9
+    assert num_runs_of(device, 1, 400, 100) == 1
 
 
 @pytest.mark.parametrize("size", [64, 128])
