@@ -192,7 +192,12 @@ MUTANTS = {
         ),
         Mutant("top-k for seeds", "row * 2 + 1", "row * 2", DIFFERS),
         Mutant(
-            "min-p for top-p", "row * 3 + 2", "row * 3 + 1", DIFFERS, within="sample_draw_kernel"
+            "min-p for top-p",
+            "row * 3 + 2",
+            "row * 3 + 1",
+            OutOfBounds,
+            "load of candidates",
+            within="sample_draw_kernel",
         ),
         Mutant(
             "rows of two floats",
