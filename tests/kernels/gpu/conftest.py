@@ -25,6 +25,7 @@ BUNDLED_IN_PART = {
     "paged_prefill",
     "paged_prefill_merge",
     "paged_prefill_split",
+    "tiered_append",
     "tiered_decode",
 }
 
