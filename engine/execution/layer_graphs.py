@@ -27,11 +27,13 @@ PADDING = (0, 0, -1)  # token id, position, and a slot that is nowhere
 class RecordedLayers:
     """rows [3, size] int64: token ids, positions, slots. Each of `replays` leaves a layer's turned
     query in its place; the last layer is left to be concluded, with `residual` [size, hidden_size]
-    float32."""
+    float32. `turns`: what the first replay leaves for the others, kept so that no other graph
+    gets its memory."""
 
     rows: torch.Tensor
     replays: tuple[Callable[[], None], ...]
     residual: torch.Tensor
+    turns: tuple[torch.Tensor, torch.Tensor]
 
 
 class LayerGraphs:
@@ -96,7 +98,7 @@ class LayerGraphs:
         for layer in range(1, len(self._decoder.weights.layers)):
             go_on = partial(self._go_on, layer, rows[2], cos, sin, residual)
             replays.append(self._recorder.record(go_on)[1])
-        self._layers[size] = RecordedLayers(rows, tuple(replays), residual)
+        self._layers[size] = RecordedLayers(rows, tuple(replays), residual, (cos, sin))
 
     def _place(self, inputs: ModelInputs, rows: torch.Tensor) -> None:
         num_tokens = len(inputs.input_ids)

@@ -12,7 +12,8 @@ Results = tuple[torch.Tensor, ...]
 
 class Recorder(Protocol):
     def record(self, compute: Callable[[], Results]) -> tuple[Results, Callable[[], None]]:
-        """The results of `compute`, and what computes them again, into the same tensors."""
+        """The results of `compute`, and what computes them again, into the same tensors: as long
+        as somebody keeps these, their memory is nobody else's."""
 
 
 class GraphRecorder:
