@@ -215,12 +215,9 @@ def store_attended(
 
 
 def forms(contract: Contract) -> list[Variant]:
-    """Of groups of up to 8 heads; others are compiled when they come."""
-    metas = [
-        reference.meta_of(formats, size, reference.ROWS[0])
-        for formats in FORMATS
-        for size in reference.SIZES
-    ]
+    """Of groups of up to 8 heads of the usual size; others are compiled when they come."""
+    size, rows = reference.SERVED_SIZE, reference.ROWS[0]
+    metas = [reference.meta_of(formats, size, rows) for formats in FORMATS]
     return variants({}, metas, aligned=[True])(contract)
 
 
@@ -348,7 +345,7 @@ def tiered_decode_kernel(
 @kernel(
     contract=MERGE_CONTRACT,
     variants=variants(
-        {"out": [torch.bfloat16, torch.float32]}, reference.MERGE_METAS, aligned=[True]
+        {"out": [torch.bfloat16, torch.float32]}, reference.SERVED_MERGE_METAS, aligned=[True]
     ),
 )
 def tiered_decode_merge_kernel(

@@ -55,6 +55,7 @@ MERGE_CONTRACT = Contract(
 # is of 4 bits, for two blocks are under way then; three of 8 bits, whose blocks are twice as large.
 STAGES = {(4, 4): 5, (8, 4): 3, (8, 8): 3}
 SIZES = (64, 128)
+SERVED_SIZE = 128  # of the models that want tiers
 PROGRAMS_PER_SM = {8: 9, 16: 8}  # by ROWS
 ROWS = (8, 16)  # query heads of one KV head
 # A program merges COLUMNS of one head, SPLITS partial results at a time: of few splits there are
@@ -62,8 +63,8 @@ ROWS = (8, 16)  # query heads of one KV head
 FEW_SPLITS = 8
 MERGE_META_OF_FEW = {"COLUMNS": 64, "SPLITS": FEW_SPLITS, "num_warps": 1}
 MERGE_META_OF_MANY = {"COLUMNS": 64, "SPLITS": 128, "num_warps": 4}
-MERGE_METAS = [
-    meta | {"SIZE": size} for meta in (MERGE_META_OF_FEW, MERGE_META_OF_MANY) for size in SIZES
+SERVED_MERGE_METAS = [
+    meta | {"SIZE": SERVED_SIZE} for meta in (MERGE_META_OF_FEW, MERGE_META_OF_MANY)
 ]
 
 

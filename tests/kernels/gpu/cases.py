@@ -55,9 +55,8 @@ def small_calls(device: str = "cuda") -> Calls:
         calls |= {
             f"{name} {head_dim}": call for name, call in attention_calls(head_dim, device).items()
         }
-    for head_dim in (64, 128):
-        for made in (tiered_calls, quantise_calls, append_calls):
-            calls |= {f"{name} {head_dim}": call for name, call in made(head_dim, device).items()}
+    for made in (tiered_calls, quantise_calls, append_calls):
+        calls |= {f"{name} 128": call for name, call in made(128, device).items()}
     for vocab in (1003, 4128):
         calls |= {f"{name} {vocab}": call for name, call in sampling_calls(vocab, device).items()}
     for height, width in ((61, 47), (64, 48)):

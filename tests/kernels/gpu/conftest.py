@@ -15,6 +15,8 @@ from tests.kernels.launches import form_of
 # The forms of the models that are served.
 BUNDLED_IN_PART = {
     "fp8_quantise",
+    "kv_quantise_keys",
+    "kv_quantise_values",
     "linear_few_rows",
     "linear_one_row",
     "linear_silu_mul_few_rows",
@@ -27,6 +29,7 @@ BUNDLED_IN_PART = {
     "paged_prefill_split",
     "tiered_append",
     "tiered_decode",
+    "tiered_decode_merge",
 }
 
 
