@@ -7,7 +7,12 @@ import triton.language as tl
 
 from kernels.kernel import kernel, variants
 from kernels.kv_quantise import reference
-from kernels.kv_quantise.reference import KEY_CONTRACT, SERVED_METAS, VALUE_CONTRACT
+from kernels.kv_quantise.reference import (
+    KEY_CONTRACT,
+    SERVED_KEY_METAS,
+    SERVED_VALUE_METAS,
+    VALUE_CONTRACT,
+)
 
 MAX_ZERO = tl.constexpr(reference.MAX_ZERO)
 MIN_SCALE = tl.constexpr(reference.MIN_SCALE)
@@ -103,7 +108,7 @@ def values_at(
     return exact
 
 
-@kernel(contract=KEY_CONTRACT, variants=variants({}, SERVED_METAS, aligned=[True]))
+@kernel(contract=KEY_CONTRACT, variants=variants({}, SERVED_KEY_METAS, aligned=[True]))
 def kv_quantise_keys_kernel(
     slabs_ptr,
     meta_ptr,
@@ -164,7 +169,7 @@ def kv_quantise_keys_kernel(
             tl.store(target_meta + SIZE, kept_zero)
 
 
-@kernel(contract=VALUE_CONTRACT, variants=variants({}, SERVED_METAS, aligned=[True]))
+@kernel(contract=VALUE_CONTRACT, variants=variants({}, SERVED_VALUE_METAS, aligned=[True]))
 def kv_quantise_values_kernel(
     slabs_ptr,
     meta_ptr,

@@ -49,8 +49,9 @@ def meta_of(from_bits: int, bits: int, size: int) -> dict[str, int]:
     return {"FROM_BITS": from_bits, "BITS": bits, "SIZE": size, "TILE": TILE, "num_warps": 4}
 
 
-# Heads of another size are compiled when they come.
-SERVED_METAS = [meta_of(*each, 128) for each in FROM_TO_BITS]
+# Of heads of the usual size, to a cold tier of 8-bit keys and 4-bit values.
+SERVED_KEY_METAS = [meta_of(16, 8, 128)]
+SERVED_VALUE_METAS = [meta_of(*each, 128) for each in FROM_TO_BITS]
 MAX_ZERO = 1024.0
 MIN_SCALE = 2.0**-20  # a 16th of it is not zero in float16
 MAX_SCALE = 65504.0

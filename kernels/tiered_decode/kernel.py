@@ -32,7 +32,7 @@ from kernels.tiered_decode.tiles import (
     weighed,
 )
 from kernels.tiered_plan import kernel as fields
-from kernels.tiered_plan.reference import FORMATS
+from kernels.tiered_plan.reference import SERVED_FORMATS
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -216,9 +216,8 @@ def store_attended(
 
 def forms(contract: Contract) -> list[Variant]:
     """Of groups of up to 8 heads of the usual size; others are compiled when they come."""
-    size, rows = reference.SERVED_SIZE, reference.ROWS[0]
-    metas = [reference.meta_of(formats, size, rows) for formats in FORMATS]
-    return variants({}, metas, aligned=[True])(contract)
+    meta = reference.meta_of(SERVED_FORMATS, reference.SERVED_SIZE, reference.ROWS[0])
+    return variants({}, [meta], aligned=[True])(contract)
 
 
 @kernel(contract=CONTRACT, variants=forms)
@@ -344,9 +343,7 @@ def tiered_decode_kernel(
 
 @kernel(
     contract=MERGE_CONTRACT,
-    variants=variants(
-        {"out": [torch.bfloat16, torch.float32]}, reference.SERVED_MERGE_METAS, aligned=[True]
-    ),
+    variants=variants({"out": [torch.bfloat16]}, reference.SERVED_MERGE_METAS, aligned=[True]),
 )
 def tiered_decode_merge_kernel(
     partial_ptr,

@@ -115,7 +115,7 @@ def store_steps(field_ptr, begin, end, at, cost, num, mask):
     contract=CONTRACT,
     variants=variants(
         {},
-        [reference.meta_of(formats) for formats in reference.FORMATS],
+        [reference.meta_of(reference.SERVED_FORMATS)],
         aligned=[True],
     ),
 )

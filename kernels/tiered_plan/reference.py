@@ -56,6 +56,7 @@ class Formats(NamedTuple):
 
 
 FORMATS = (Formats(4, 4), Formats(8, 4), Formats(8, 8))
+SERVED_FORMATS = Formats(8, 4)  # what a cold tier has unless it is told otherwise
 
 
 def meta_of(formats: Formats) -> dict[str, int]:

@@ -30,6 +30,7 @@ BUNDLED_IN_PART = {
     "tiered_append",
     "tiered_decode",
     "tiered_decode_merge",
+    "tiered_plan",
 }
 
 
