@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PORT ?= 8000
 # These only compute, and take two cores; the other tests also watch the clock, and run alone.
-COMPUTING := tests/property tests/kernels
+COMPUTING := tests/property tests/kernels tests/unit/engine
 # Whichever Python sees the GPU; its packages are those of the extra `gpu`.
 GPU_PYTHON ?= python3
 INSTALLED := $(VENV)/.installed
