@@ -25,8 +25,7 @@ def serve(
     """Returns after Ctrl-C (or TERM, HUP). Raises DeploymentError and ClusterError."""
     config = _config(config_file, model, host, port)
     key = demo_key(config.http.host)
-    for number in STOP_SIGNALS:  # also when started with them ignored
-        signal.signal(number, _interrupt)
+    _stop_on_signals()  # also when started with them ignored
     started_s = time.monotonic()
 
     def progress(message: str) -> None:
@@ -34,6 +33,7 @@ def serve(
 
     try:
         with local_app(with_key(config, key), progress, include_dashboard=dashboard) as app:
+            _stop_on_signals()  # Ray has taken TERM meanwhile, to abort
             progress("ready")
             _print_banner(app, key)
             threading.Event().wait()
@@ -62,6 +62,11 @@ def _print_banner(app: RunningApp, key: DemoKey) -> None:
     print(f"  try        {CURL.format(url=app.url, key=key.key, body=body)}")
     print("  chat       flashray chat --url", app.url, "--key", key.key)
     print("  stop       Ctrl-C\n", flush=True)
+
+
+def _stop_on_signals() -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, _interrupt)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

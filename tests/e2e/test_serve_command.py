@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import anthropic
@@ -66,9 +66,16 @@ class Served:
 
     def interrupt(self) -> list[psutil.Process]:
         """Ctrl-C: what is left of the process tree afterwards."""
+        return self._left_after(lambda: os.killpg(self.process.pid, signal.SIGINT))
+
+    def terminate(self) -> list[psutil.Process]:
+        """As `interrupt`, as a service manager does it."""
+        return self._left_after(self.process.terminate)
+
+    def _left_after(self, end: Callable[[], None]) -> list[psutil.Process]:
         tree = self.tree()
         assert len(tree) > 5
-        os.killpg(self.process.pid, signal.SIGINT)
+        end()
         self.process.wait(60)
         _, alive = psutil.wait_procs(tree, timeout=5)
         return alive
@@ -244,7 +251,7 @@ def test_a_taken_port_is_said_before_anything_starts(served: Served):
     assert "Traceback" not in ran.stderr
 
 
-def test_two_instances_side_by_side_and_ctrl_c_ends_only_its_own(
+def test_two_instances_side_by_side_and_term_ends_only_its_own(
     served: Served, claude, tmp_path: Path
 ):
     second = Served(tmp_path / "log")
@@ -253,7 +260,7 @@ def test_two_instances_side_by_side_and_ctrl_c_ends_only_its_own(
         with anthropic.Anthropic(base_url=second.url, api_key=KEY) as other:
             assert "Paris" in ask(other, CAPITAL).content[0].text
         second.wait_log("] ready")
-        assert second.interrupt() == []
+        assert second.terminate() == []
         assert "stopped" in second.log.read_text()
         assert "Paris" in ask(claude, CAPITAL).content[0].text
     finally:
