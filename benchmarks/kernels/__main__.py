@@ -8,14 +8,14 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.command import Progress, table
-from benchmarks.errors import BenchmarkError, GateRed
+from benchmarks.errors import BenchmarkError, GateRed, MeasurementFailed
 from benchmarks.gpu_results import write_gpu_results
 from benchmarks.kernels.attention import ATTENTION_KNOBS, attention_cases
 from benchmarks.kernels.case import Case
@@ -51,15 +51,16 @@ def main() -> int:
         if arguments.out is not None:
             progress("gate: the GPU tests")
             _run_gate()
-        rows = list(_measure(arguments.only, progress))
+        failed: dict[str, str] = {}
+        rows = list(_measure(arguments.only, failed, progress))
     except BenchmarkError as exc:
         print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
     print(table([replace(row, case=f"{row.case}: {row.peer or row.metric}") for row in rows]))
     if arguments.out is not None:
-        _write(arguments.out, arguments.sha, rows)
+        _write(arguments.out, arguments.sha, rows, failed)
         progress(f"wrote {arguments.out}")
-    return 0
+    return 1 if failed else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -88,11 +89,18 @@ def _cases(only: Sequence[str] | None) -> Iterator[Case]:
             yield case
 
 
-def _measure(only: Sequence[str] | None, progress: Progress) -> Iterator[Row]:
+def _measure(
+    only: Sequence[str] | None, failed: dict[str, str], progress: Progress
+) -> Iterator[Row]:
+    """A case whose result is wrong has no numbers, and goes into `failed`; the others stand."""
     ceiling = copy_bytes_per_us()
     yield Row("device copy", "bytes read and written", "TB/s", "higher", ceiling / 1e6)
     for case in _cases(only):
-        yield from rows_of(case, ceiling, progress)
+        try:
+            yield from rows_of(case, ceiling, progress)
+        except MeasurementFailed as exc:
+            failed[case.name] = str(exc)
+            progress(str(exc))
         torch.cuda.empty_cache()
 
 
@@ -118,10 +126,10 @@ def _run_gate() -> None:
         )
 
 
-def _write(file: Path, sha: str, rows: Sequence[Row]) -> None:
+def _write(file: Path, sha: str, rows: Sequence[Row], failed: Mapping[str, str]) -> None:
     command = f"python -m benchmarks.kernels --sha {sha} --out {file.name}"
     shapes = {case.name: case.shape for case in _cases(None)}
-    write_gpu_results(file, sha, command, rows, {"shapes": shapes})
+    write_gpu_results(file, sha, command, rows, {"shapes": shapes, "failed": failed})
 
 
 if __name__ == "__main__":
