@@ -142,4 +142,4 @@ class LayerGraphs:
 
 def layer_sizes(max_num_batched_tokens: int) -> list[int]:
     """Largest first: what the steps can be padded to."""
-    return [size for size in SIZES if size < 2 * max_num_batched_tokens]
+    return [size for size in SIZES if size < 2 * max_num_batched_tokens] or [min(SIZES)]

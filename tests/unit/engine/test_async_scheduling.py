@@ -16,7 +16,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.errors import EngineError
 from engine.execution.decode_graphs import DecodeGraphs, padded_sizes
-from engine.execution.layer_graphs import LayerGraphs
+from engine.execution.layer_graphs import LayerGraphs, layer_sizes
 from engine.execution.recorder import Recorder, Results
 from engine.execution.triton_attention import TritonAttention
 from engine.ranks.group import SingleRank
@@ -173,6 +173,14 @@ def test_recorded_steps_give_the_same_tokens(
     ahead = engine_of(folder, is_ahead=True, num_blocks=num_blocks, recorders=recorders)
     assert_same(transcript(ahead, 2, params), expected)
     assert all(recorder.num_replays > 20 for recorder in recorders)
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"), [(1, [16]), (16, [16]), (48, [64, 32, 16]), (100, [128, 64, 32, 16])]
+)
+def test_layers_are_recorded_from_the_largest_down(most: int, sizes: list[int]) -> None:
+    assert layer_sizes(most) == sizes
+    assert layer_sizes(8192)[0] == 1024
 
 
 def test_what_a_graph_leaves_for_another_is_kept(folder: Path) -> None:
