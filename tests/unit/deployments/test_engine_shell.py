@@ -1,9 +1,7 @@
 """Journals, leases and accounting over the real engine (without Ray, over the fake executor)."""
 
 import asyncio
-import contextlib
 import random
-import threading
 
 import pytest
 
@@ -12,66 +10,16 @@ from router.errors import BackendUnavailable, InvalidRequest, NotFound
 from router.generation import FinishReason, GenerationRequest, SamplingSettings, TokenEvent, Usage
 from tests.fakes.executor import FakeExecutor, expected_completion
 from tests.fakes.rank import BLOCK_SIZE, VOCAB_SIZE, InProcessRank
-
-PROMPT = tuple(range(1, 21))
-LEASE_S = 30.0
-
-
-class Throttle:
-    """Holds the executor back until steps are handed out; `open` lets it run freely."""
-
-    def __init__(self, num_steps: int = 0) -> None:
-        self._steps = threading.Semaphore(num_steps)
-        self._is_open = False
-
-    def __call__(self) -> None:
-        if not self._is_open:
-            assert self._steps.acquire(timeout=20)
-
-    def open(self) -> None:
-        self._is_open = True
-        self._steps.release(64)
-
-
-def request(request_id: str = "r", *, max_tokens: int = 40, grace_s: float = 0.0, prompt=PROMPT):
-    sampling = SamplingSettings(max_tokens=max_tokens, temperature=0.0)
-    return GenerationRequest(request_id, "m", tuple(prompt), sampling, grace_s=grace_s)
-
-
-@contextlib.asynccontextmanager
-async def running(throttle: Throttle | None = None, options: ShellOptions | None = None, **rank):
-    executor = FakeExecutor(
-        BLOCK_SIZE, vocab_size=VOCAB_SIZE, before_step=throttle or (lambda: None)
-    )
-    in_process = InProcessRank(rank.pop("executor", executor), **rank)
-    shell = EngineShell(in_process, options or ShellOptions(lease_s=LEASE_S))
-    shell.start()
-    try:
-        yield shell, in_process
-    finally:
-        if throttle is not None:
-            throttle.open()
-        in_process.engine.shutdown(10)
-        await shell.stop()
-
-
-async def read_all(
-    shell: EngineShell, request_id: str, after_index: int = 0, into: list[TokenEvent] | None = None
-) -> list[TokenEvent]:
-    seen = [] if into is None else into
-    async for events in shell.subscribe(request_id, after_index):
-        seen += events
-    return seen
-
-
-def tokens(events: list[TokenEvent]) -> list[int]:
-    return [token for event in events for token in event.token_ids]
-
-
-async def until(condition, timeout_s: float = 1.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - another thread changes it
-            await asyncio.sleep(0.005)
+from tests.unit.deployments.shells import (
+    LEASE_S,
+    PROMPT,
+    Throttle,
+    read_all,
+    request,
+    running,
+    tokens,
+    until,
+)
 
 
 async def test_a_reader_gets_every_token_once_and_in_order():
@@ -302,107 +250,3 @@ async def test_sixteen_streams_with_random_disconnects_leak_nothing_and_lose_not
     for number, result in enumerate(results):
         if result is not None:
             assert result == expected_completion(prompts[number], 60, VOCAB_SIZE)
-
-
-async def follow_all(shell: EngineShell, reader: str, num_ends: int) -> dict[str, list[TokenEvent]]:
-    seen: dict[str, list[TokenEvent]] = {}
-    async with contextlib.aclosing(shell.follow(reader)) as stream:
-        async for events in stream:
-            for event in events:
-                seen.setdefault(event.request_id, []).append(event)
-                num_ends -= event.finish_reason is not None
-            if num_ends == 0:
-                return seen
-    return seen
-
-
-async def test_a_follower_gets_all_of_its_own_and_nothing_else():
-    async with running() as (shell, _):
-        await shell.submit(request("before"), reader="one")
-        following = asyncio.create_task(follow_all(shell, "one", 2))
-        await shell.submit(request("after", max_tokens=3), reader="one")
-        await shell.submit(request("others"), reader="other")
-        seen = await following
-        rest = await read_all(shell, "others")
-    assert seen.keys() == {"before", "after"}
-    for name, num_tokens in (("before", 40), ("after", 3)):
-        assert tokens(seen[name]) == expected_completion(PROMPT, num_tokens, VOCAB_SIZE)
-        ends = [event.index + len(event.token_ids) for event in seen[name]]
-        assert [event.index for event in seen[name]] == [0, *ends[:-1]]
-        assert seen[name][-1].usage == Usage(20, seen[name][-1].usage.cached_tokens, num_tokens)
-    assert tokens(rest) == expected_completion(PROMPT, 40, VOCAB_SIZE)
-
-
-async def test_what_a_follower_leaves_is_aborted_and_the_rest_goes_on():
-    throttle = Throttle(3)
-    async with running(throttle) as (shell, _):
-        await shell.submit(request("kept"), reader="one")
-        await shell.submit(request("left", max_tokens=450), reader="one")
-        following = asyncio.create_task(follow_all(shell, "one", 1))
-        await asyncio.sleep(0.05)
-        leaving = asyncio.create_task(shell.leave("one", "left"))
-        throttle.open()
-        await leaving
-        await shell.leave("one", "left")
-        seen = await following
-        assert shell._journals["left"].finish_reason is FinishReason.ABORT
-    assert tokens(seen["kept"]) == expected_completion(PROMPT, 40, VOCAB_SIZE)
-
-
-async def test_a_follower_that_dies_leaves_everything():
-    throttle = Throttle(3)
-    async with running(throttle) as (shell, _):
-        await shell.submit(request("r", max_tokens=450), reader="one")
-        await shell.submit(request("graced", grace_s=20.0), reader="one")
-        following = asyncio.create_task(follow_all(shell, "one", 2))
-        await asyncio.sleep(0.05)
-        following.cancel()
-        throttle.open()
-        await asyncio.gather(following, return_exceptions=True)
-        await until(lambda: shell._journals["r"].has_ended)
-        assert shell._journals["r"].finish_reason is FinishReason.ABORT
-        assert tokens(await read_all(shell, "graced")) == expected_completion(
-            PROMPT, 40, VOCAB_SIZE
-        )
-        assert not shell._feeds
-
-
-async def test_a_follower_ends_when_idle_and_comes_back(monkeypatch):
-    monkeypatch.setattr("deployments.feed.IDLE_S", 0.01)
-    async with running() as (shell, _):
-        for name in ("r", "s"):
-            await shell.submit(request(name), reader="one")
-            assert (await follow_all(shell, "one", 99)).keys() == {name}
-            assert not shell._feeds
-
-
-async def test_a_follower_waits_for_a_step_that_takes_longer_than_idling(monkeypatch):
-    monkeypatch.setattr("deployments.feed.IDLE_S", 0.1)
-    throttle = Throttle()
-    async with running(throttle) as (shell, _):
-        following = asyncio.create_task(follow_all(shell, "one", 1))
-        await asyncio.sleep(0.05)
-        await shell.submit(request(), reader="one")
-        await asyncio.sleep(0.3)
-        throttle.open()
-        assert tokens((await following)["r"]) == expected_completion(PROMPT, 40, VOCAB_SIZE)
-
-
-async def test_a_follower_learns_that_the_engine_stopped():
-    executor = FakeExecutor(BLOCK_SIZE, vocab_size=VOCAB_SIZE, fail_at_step=4)
-    async with running(executor=executor) as (shell, _):
-        await shell.submit(request("r"), reader="one")
-        with pytest.raises(BackendUnavailable, match="restarted"):
-            await follow_all(shell, "one", 1)
-
-
-async def test_nobody_follows_and_nothing_stays(monkeypatch):
-    options = ShellOptions(lease_s=0.05, retention_s=0.05)
-    throttle = Throttle(1)
-    async with running(throttle, options) as (shell, _):
-        await shell.submit(request("r"), reader="dead")
-        await asyncio.sleep(0.1)
-        throttle.open()
-        await until(lambda: shell._journals["r"].has_ended, 3)
-        await shell.acknowledge(["r"])
-        await until(lambda: not shell._feeds and not shell._journals, 3)
