@@ -5,7 +5,6 @@ tests of the same kernels, from the same bundle, on the same GPU.
 """
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +14,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.command import Progress, table
-from benchmarks.errors import BenchmarkError, GateRed, MeasurementFailed
+from benchmarks.errors import BenchmarkError, MeasurementFailed
 from benchmarks.gpu_results import write_gpu_results
 from benchmarks.kernels.attention import ATTENTION_KNOBS, attention_cases
 from benchmarks.kernels.case import Case
 from benchmarks.kernels.fp8 import fp8_cases
+from benchmarks.kernels.gate import require_green
 from benchmarks.kernels.image import IMAGE_KNOBS, image_cases
 from benchmarks.kernels.language import language_cases
 from benchmarks.kernels.linear import linear_cases
@@ -28,10 +28,7 @@ from benchmarks.kernels.prefill_attention import PREFILL_KNOBS, prefill_cases
 from benchmarks.kernels.sampling import SAMPLING_KNOBS, sampling_cases
 from benchmarks.kernels.timing import copy_bytes_per_us
 from benchmarks.kernels.tune import KNOBS, tune
-from benchmarks.results import ROOT, Row
-
-GATE = "tests.kernels.gpu.run"
-GATE_TIMEOUT_S = 300
+from benchmarks.results import Row
 
 
 def main() -> int:
@@ -50,7 +47,7 @@ def main() -> int:
             return 0
         if arguments.out is not None:
             progress("gate: the GPU tests")
-            _run_gate()
+            require_green()
         failed: dict[str, str] = {}
         rows = list(_measure(arguments.only, failed, progress))
     except BenchmarkError as exc:
@@ -111,19 +108,6 @@ def _tune(only: Sequence[str] | None, progress: Progress) -> None:
         if case.name in knobs:
             print(tune(case, knobs[case.name], ceiling, progress), flush=True)
             torch.cuda.empty_cache()
-
-
-def _run_gate() -> None:
-    """Raises GateRed."""
-    command = [sys.executable, "-m", GATE]
-    ran = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=GATE_TIMEOUT_S, check=False
-    )
-    if ran.returncode:
-        raise GateRed(
-            f"no numbers without green tests: `python -m {GATE}` ended with {ran.returncode}:\n"
-            f"{ran.stdout[-6000:]}{ran.stderr[-500:]}"
-        )
 
 
 def _write(file: Path, sha: str, rows: Sequence[Row], failed: Mapping[str, str]) -> None:

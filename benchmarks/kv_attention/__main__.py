@@ -5,7 +5,6 @@ tests of the same kernel, from the same bundle, on the same GPU.
 """
 
 import argparse
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -15,13 +14,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.command import table
-from benchmarks.errors import BenchmarkError, GateRed
+from benchmarks.errors import BenchmarkError
 from benchmarks.gpu_results import write_gpu_results
+from benchmarks.kernels.gate import require_green
 from benchmarks.kv_attention.cases import NAMES, SPEEDS, rows
-from benchmarks.results import ROOT, Row
+from benchmarks.results import Row
 
-GATE = "tests/kernels/gpu/test_tiered_decode.py"
-GATE_TIMEOUT_S = 120
+GATE = "test_tiered_decode.py"
 
 
 def main() -> int:
@@ -43,7 +42,7 @@ def main() -> int:
     try:
         if arguments.out is not None:
             progress(f"gate: {GATE}")
-            _run_gate()
+            require_green(GATE)
         measured = list(rows(arguments.only, progress))
     except BenchmarkError as exc:
         print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
@@ -53,20 +52,6 @@ def main() -> int:
         _write(arguments.out, arguments.sha, measured)
         progress(f"wrote {arguments.out}")
     return 0
-
-
-def _run_gate() -> None:
-    """Raises GateRed."""
-    options = ("-q", "-x", "-m", "gpu", "-c", "/dev/null", "--rootdir=.", "-p", "no:cacheprovider")
-    command = [sys.executable, "-m", "pytest", *options, "--confcutdir=tests/kernels/gpu", GATE]
-    ran = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=GATE_TIMEOUT_S, check=False
-    )
-    if ran.returncode or " passed" not in ran.stdout:
-        raise GateRed(
-            f"no numbers without green tests: `{' '.join(command)}` ended with {ran.returncode}:\n"
-            f"{ran.stdout[-3000:]}{ran.stderr[-500:]}"
-        )
 
 
 def _write(file: Path, sha: str, measured: Sequence[Row]) -> None:
