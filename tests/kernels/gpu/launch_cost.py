@@ -12,15 +12,8 @@ import torch
 
 from tests.kernels.gpu.cases import launches_by_kernel, small_calls
 
-GROUPS = 20
 
-
-def typical_us(call: Callable[[], object], repetitions: int = 2000) -> float:
-    """The least median of GROUPS groups: others on the host make a call longer, never shorter."""
-    return min(_median_us(call, repetitions // GROUPS) for _ in range(GROUPS))
-
-
-def _median_us(call: Callable[[], object], repetitions: int) -> float:
+def median_us(call: Callable[[], object], repetitions: int = 2000) -> float:
     times = []
     for _ in range(repetitions):
         started = time.perf_counter_ns()
@@ -31,7 +24,7 @@ def _median_us(call: Callable[[], object], repetitions: int) -> float:
 
 def contracts_us() -> dict[str, float]:
     return {
-        name: typical_us(lambda check=launcher.contract.check, given=arguments: check(*given))
+        name: median_us(lambda check=launcher.contract.check, given=arguments: check(*given))
         for name, (launcher, arguments) in sorted(launches_by_kernel(small_calls()).items())
     }
 
@@ -42,7 +35,7 @@ def calls_us() -> dict[str, float]:
     for name, call in small_calls().items():
         call()
         torch.cuda.synchronize()
-        found[name] = typical_us(call, 500)
+        found[name] = median_us(call, 500)
         torch.cuda.synchronize()
     return found
 
