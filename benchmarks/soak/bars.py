@@ -19,7 +19,6 @@ FAULTS = {
 
 
 def rows_of(outcome: Outcome, device: str) -> Iterator[Row]:
-    """On a CPU its time is judged, for wall time is that of the machine's other users too."""
     ledger = outcome.ledger
     for kind, (case, metric) in FAULTS.items():
         yield Row(case, metric, "count", "lower", ledger.faults[kind], floor=0)
@@ -28,24 +27,20 @@ def rows_of(outcome: Outcome, device: str) -> Iterator[Row]:
         metric = f"growth of bytes {name}, largest eighth of the time over the first, {AFTER}"
         floor = MAX_GROWTH_PERCENT if name in bounded else None
         yield Row(f"growth_{name}", metric, "%", "lower", percent, floor=floor)
+    yield from _slowest("worst_step", "step", outcome.times)
     if device == "cpu":
         yield from _slowest("worst_step_cpu", "CPU time of a step", outcome.cpu_times)
-        yield from _slowest("worst_step", "step", outcome.times, floor=None)
-    else:
-        yield from _slowest("worst_step", "step", outcome.times)
     yield from _what_happened(outcome)
 
 
-def _slowest(
-    case: str, what: str, times: StepTimes, floor: float | None = MAX_STEP_RATIO
-) -> Iterator[Row]:
+def _slowest(case: str, what: str, times: StepTimes) -> Iterator[Row]:
     if times.kinds:
         slowest = times.kinds[0]
         metric = (
             f"the longest {what} over the median of its kind ({slowest.kind}: {slowest.num_steps} "
             f"steps, median {slowest.median_ms:.1f} ms), {AFTER}"
         )
-        yield Row(case, metric, "x", "lower", slowest.ratio, floor=floor)
+        yield Row(case, metric, "x", "lower", slowest.ratio, floor=MAX_STEP_RATIO)
 
 
 def _what_happened(outcome: Outcome) -> Iterator[Row]:
