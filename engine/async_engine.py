@@ -168,13 +168,16 @@ class AsyncEngine:
         return self._engine.has_work and len(self._outbox) < self._max_pending_steps
 
     def _take_commands(self) -> None:
-        """Arrivals first: an abort in the queue may mean one of them."""
-        while self._arrivals:
-            self._engine.add_prepared(self._arrivals.popleft())
         while self._aborts:
             sequence, usage = self._aborts[0]  # stays queued, so that an error answers it too
+            self._take_arrivals()  # it was added before, so it is in the engine from here on
             usage.set_result(self._abort(sequence))
             self._aborts.popleft()
+        self._take_arrivals()
+
+    def _take_arrivals(self) -> None:
+        while self._arrivals:
+            self._engine.add_prepared(self._arrivals.popleft())
 
     def _abort(self, sequence: Sequence) -> Usage | None:
         with self._changed:

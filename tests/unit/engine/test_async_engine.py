@@ -188,6 +188,32 @@ def test_an_aborted_id_can_be_used_again_at_once(start):
     assert reasons == [FinishReason.ABORT, FinishReason.ABORT, FinishReason.LENGTH]
 
 
+def test_a_sequence_added_and_aborted_while_another_is_aborted_ends_aborted(start):
+    engine = start()
+    answers = {}
+    abort_now = engine._engine.abort
+
+    def abort_slowly(seq_id):
+        """On the loop's thread: "b" comes and goes between the loop's looks at its queues."""
+        if seq_id == "a":
+            engine.add("b", range(5), SamplingParams(60))
+            abort_b.start()
+            with engine._changed:
+                assert engine._changed.wait_for(lambda: len(engine._aborts) == 2, PATIENCE_S)
+        return abort_now(seq_id)
+
+    engine._engine.abort = abort_slowly
+    abort_b = threading.Thread(target=lambda: answers.update(b=engine.abort("b")))
+    engine.add("a", range(5), SamplingParams(60))
+    answers["a"] = engine.abort("a")
+    abort_b.join(PATIENCE_S)
+    assert answers["a"].prompt_tokens == 5
+    assert answers["b"] == Usage(5, 0, 0)
+    reader = Reader(engine)
+    reader.read_until_finished("a", "b")
+    assert reader.final("b").finish_reason is FinishReason.ABORT
+
+
 def test_unknown_and_finished_sequences_have_nothing_to_abort(start):
     engine = start()
     assert engine.abort("nobody") is None
