@@ -7,7 +7,7 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from engine.cache.block_hash import extend_chain, root_hash
-from engine.config import BLOCK_SIZE
+from engine.cache.formats import BLOCK_SIZE
 from router.affinity import PREFIX_BYTES, Publication, ReplicaChoice, load_tokens
 from router.generation import GenerationRequest
 

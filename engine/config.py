@@ -3,18 +3,21 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-BLOCK_SIZE = 64  # tokens of one sequence in one block (design: blocks and slabs)
+from engine.cache.formats import BLOCK_SIZE
+from engine.cache.tier_config import TierConfig
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """The KV pool. `kv_cache_bytes` covers keys and values of all layers of this rank; None, on a
-    GPU: all that is left within `gpu_memory_utilization` of its memory after the largest step."""
+    GPU: all that is left within `gpu_memory_utilization` of its memory after the largest step.
+    `tiers`: how tokens age; None: none does, all stay in the dtype of the model."""
 
     kv_cache_bytes: int | None = 1 << 30
     block_size: int = BLOCK_SIZE
     enable_prefix_cache: bool = True
     gpu_memory_utilization: float = 0.9
+    tiers: TierConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable
 
-from engine.config import BLOCK_SIZE
+from engine.cache.formats import BLOCK_SIZE
 from router.generation import GenerationRequest, SamplingSettings
 
 NUM_REQUESTS = 900

@@ -25,7 +25,8 @@ from benchmarks.soak.watch import StepTimes, probe_of
 from deployments.errors import ModelFilesError
 from deployments.model_files import BUILT_IN_MODEL, prepare_model
 from engine.build import build_engine_around, build_model_runner
-from engine.config import BLOCK_SIZE, CacheConfig, EngineConfig, SchedulerConfig
+from engine.cache.formats import BLOCK_SIZE
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from enum import IntEnum
 from typing import NamedTuple
 
+BLOCK_SIZE = 64  # tokens of one sequence in one block (design: blocks and slabs)
+
 
 class Part(IntEnum):
     """Of a token's KV. Each has arenas, addresses and table columns of its own."""

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.cache.formats import COLD_FORMATS, HOT, WARM, BlockFormat, Part
-from engine.config import BLOCK_SIZE
+from engine.cache.formats import BLOCK_SIZE, COLD_FORMATS, HOT, WARM, BlockFormat, Part
 
 DEFAULT_COLD_FORMAT = "k8v4"
 

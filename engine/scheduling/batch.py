@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from engine.cache.column import Demotion
+from engine.cache.tiered_span import TieredSpan
 from engine.cache.tiers import BlockRestore, BlockSpill
 from engine.sequence import Sequence
 
@@ -11,12 +13,14 @@ class ScheduledSequence:
     """`num_new_tokens` tokens of `sequence`, from `start` on, get their KV in this step.
 
     `samples`: the chunk ends at the newest token, and one is wanted after it. `is_decode`: it is
-    nothing but that newest token. Both as things stood when the step was planned.
+    nothing but that newest token. Both as things stood when the step was planned. `spans`: of a
+    tiered cache, the new tokens one after the other.
     """
 
     sequence: Sequence
     start: int  # = sequence.num_computed_tokens when the step was planned
     num_new_tokens: int
+    spans: tuple[TieredSpan, ...] = ()
     samples: bool = field(init=False)
     is_decode: bool = field(init=False)
 
@@ -41,12 +45,18 @@ class ScheduledSequence:
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
     """To be executed in this order: copy every block of `spills` out, write every block of
-    `restores`, compute. A block can be in both, and in the table of a scheduled sequence."""
+    `restores`, compute. A block can be in both, and in the table of a scheduled sequence.
+
+    Of a tiered cache, in each layer: store the new tokens, then make every demotion of the layer's
+    group, then attend. `epoch`: the step's number in the books of its arenas.
+    """
 
     scheduled: tuple[ScheduledSequence, ...]
     preempted: tuple[str, ...] = ()  # seq ids that lost their blocks to this batch
     spills: tuple[BlockSpill, ...] = ()
     restores: tuple[BlockRestore, ...] = ()
+    demotions: tuple[tuple[Demotion, ...], ...] = ()  # by layer group
+    epoch: int = 0
 
     @property
     def num_batched_tokens(self) -> int:

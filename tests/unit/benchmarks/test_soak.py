@@ -15,7 +15,7 @@ from benchmarks.soak.load import Load, Requests
 from benchmarks.soak.soak import Outcome, Soak
 from benchmarks.soak.watch import MemoryWatch, StepTimes, kind_of
 from deployments.errors import ModelFilesError
-from engine.config import BLOCK_SIZE
+from engine.cache.formats import BLOCK_SIZE
 from engine.engine import EngineTotals
 from engine.errors import IntegrityError
 from engine.outputs import SequenceOutput, StepOutput, StepStats, TokenLogprobs, Usage

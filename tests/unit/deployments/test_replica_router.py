@@ -15,7 +15,8 @@ from deployments.replica_router import (
     routing_stats,
 )
 from engine.cache.block_allocator import BlockAllocator
-from engine.config import BLOCK_SIZE, SchedulerConfig
+from engine.cache.formats import BLOCK_SIZE
+from engine.config import SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import Sequence
