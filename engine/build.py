@@ -44,6 +44,7 @@ from engine.ranks.leader import LeadingExecutor
 from engine.ranks.plan import max_plan_bytes
 from engine.ranks.plan_ring import PlanReader, PlanRing, ring_capacity
 from engine.scheduling.cost_model import CostModel
+from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from engine.start_up import StartUp
 from engine.step_profile import profile_steps
@@ -213,10 +214,12 @@ def _engine_over(
 ) -> Engine:
     scheduler = Scheduler(
         config.scheduler,
-        BlockAllocator(runner.num_blocks, runner.block_size, config.cache.enable_prefix_cache),
+        PagedSpace(
+            BlockAllocator(runner.num_blocks, runner.block_size, config.cache.enable_prefix_cache),
+            cache_address(config, runner.model_config, ranks),
+            None if runner.cold_tier is None else Restores(runner.cold_tier),
+        ),
         resolve_max_model_len(config, runner.model_config),
-        cache_address(config, runner.model_config, ranks),
-        None if runner.cold_tier is None else Restores(runner.cold_tier),
         _costs(config, runner),
     )
     return Engine(

@@ -177,7 +177,7 @@ class Engine:
         if batch:
             self._in_flight.append(StepInFlight(batch, self._launch(batch), started_s))
         elif not self._in_flight:
-            self._await_restores(batch, started_s)
+            self._await_progress(batch, started_s)
         outputs += self._book_all_but(self._num_left_in_flight if batch else 0)
         if self._check_integrity:
             self._scheduler.check_integrity()
@@ -218,8 +218,8 @@ class Engine:
         sampled = self._executor.execute(batch)
         return lambda: sampled
 
-    def _await_restores(self, batch: ScheduledBatch, started_s: float) -> None:
-        self._scheduler.await_restores(MAX_IDLE_WAIT_S)
+    def _await_progress(self, batch: ScheduledBatch, started_s: float) -> None:
+        self._scheduler.await_progress(MAX_IDLE_WAIT_S)
         self._step_s = self._clock() - started_s
         self._scheduler.observe(batch, self._step_s)
 

@@ -11,6 +11,7 @@ from engine.cache.spill import Restores
 from engine.config import SchedulerConfig
 from engine.sampling_params import SamplingParams
 from engine.scheduling.cost_model import shape_of
+from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason, Sequence, SequenceStatus
 from tests.fakes.cold_tier import FakeColdTier
@@ -63,10 +64,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.max_restores = max_restores
         self.scheduler = Scheduler(
             self.config,
-            self.allocator,
+            PagedSpace(self.allocator, b"model", None if self.tier is None else self.restores),
             MAX_MODEL_LEN,
-            b"model",
-            None if self.tier is None else self.restores,
         )
         self.executor = FakeExecutor(BLOCK_SIZE, vocab_size=VOCAB_SIZE, cold_tier=self.tier)
         self.sequences: list[Sequence] = []

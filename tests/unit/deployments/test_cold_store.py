@@ -14,6 +14,7 @@ from engine.cache.tiers import ColdBlock, checksum
 from engine.config import SchedulerConfig
 from engine.engine import Engine
 from engine.sampling_params import SamplingParams
+from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from tests.fakes.cold_store import FakeClock, InProcessStore
 from tests.fakes.executor import FakeExecutor, expected_completion
@@ -350,7 +351,7 @@ def test_store_that_failed_is_left_alone_for_a_while():
 def engine_on(client, num_blocks=12):
     allocator = BlockAllocator(num_blocks, 4, enable_prefix_cache=True)
     restores = Restores(client, max_wait_s=10.0)
-    scheduler = Scheduler(SchedulerConfig(4, 16), allocator, 40, b"model", restores)
+    scheduler = Scheduler(SchedulerConfig(4, 16), PagedSpace(allocator, b"model", restores), 40)
     executor = FakeExecutor(4, cold_tier=client)
     return AsyncEngine(Engine(scheduler, executor, vocab_size=97, check_integrity=True))
 

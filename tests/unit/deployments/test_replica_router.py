@@ -16,9 +16,8 @@ from deployments.replica_router import (
 )
 from engine.cache.block_allocator import BlockAllocator
 from engine.cache.formats import BLOCK_SIZE
-from engine.config import SchedulerConfig
 from engine.sampling_params import SamplingParams
-from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.paged_space import PagedSpace
 from engine.sequence import Sequence
 from router.affinity import PREFIX_BYTES, Publication
 from router.generation import GenerationRequest, SamplingSettings
@@ -63,10 +62,9 @@ async def ranking(router: ReplicaRouter, call: PendingRequest) -> list[list[str]
 
 def test_the_chain_is_the_schedulers_own():
     prompt = tuple(n % 251 for n in range(3 * BLOCK_SIZE + 5))
-    scheduler = Scheduler(SchedulerConfig(), BlockAllocator(16, BLOCK_SIZE, True), 512, b"")
     params = SamplingParams(max_tokens=4)
     sequence = Sequence("s", list(prompt), len(prompt), params, cache_salt=b"red")
-    scheduler.prepare(sequence)
+    PagedSpace(BlockAllocator(16, BLOCK_SIZE, True), b"").prepare(sequence)
     assert prefix_chain(request(prompt)) == [
         block_hash[:PREFIX_BYTES] for block_hash in sequence.block_hashes
     ]

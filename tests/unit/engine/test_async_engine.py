@@ -9,6 +9,7 @@ from engine.engine import Engine
 from engine.errors import DuplicateSequence, EngineStopped, InvalidSequence
 from engine.outputs import Usage
 from engine.sampling_params import SamplingParams
+from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason
 from tests.fakes.executor import FakeExecutor, expected_completion
@@ -50,7 +51,7 @@ def start():
 
     def start(*, gate=None, fail_at_step=None, **options):
         allocator = BlockAllocator(64, BLOCK_SIZE, enable_prefix_cache=True)
-        scheduler = Scheduler(SchedulerConfig(4, 16), allocator, 128, b"model")
+        scheduler = Scheduler(SchedulerConfig(4, 16), PagedSpace(allocator, b"model"), 128)
         executor = FakeExecutor(
             BLOCK_SIZE, fail_at_step=fail_at_step, before_step=gate or (lambda: None)
         )

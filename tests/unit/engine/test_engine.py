@@ -14,6 +14,7 @@ from engine.errors import (
 )
 from engine.outputs import Usage
 from engine.sampling_params import SamplingParams
+from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason
 from tests.fakes.executor import FakeExecutor, expected_completion
@@ -24,7 +25,7 @@ VOCAB_SIZE = 97
 
 def engine_of(*, num_blocks=64, executor=None, context=64, **options):
     allocator = BlockAllocator(num_blocks, BLOCK_SIZE, enable_prefix_cache=True)
-    scheduler = Scheduler(SchedulerConfig(8, 16), allocator, context, b"model")
+    scheduler = Scheduler(SchedulerConfig(8, 16), PagedSpace(allocator, b"model"), context)
     executor = executor or FakeExecutor(BLOCK_SIZE)
     return Engine(scheduler, executor, vocab_size=VOCAB_SIZE, check_integrity=True, **options)
 
@@ -148,6 +149,6 @@ def test_executor_errors_come_through():
 def test_integrity_is_checked_after_every_step():
     engine = engine_of()
     engine.add("a", range(5), SamplingParams(3))
-    engine._scheduler._allocator._free.pop()
+    engine._scheduler._space._allocator._free.pop()
     with pytest.raises(IntegrityError):
         engine.step()

@@ -14,6 +14,7 @@ from engine.execution.sampler import Sampler
 from engine.execution.sampling_rows import SamplingRows, row_of
 from engine.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind, num_mask_words
 from engine.sampling_params import SamplingParams
+from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason, Sequence
 from tests.fakes.executor import FakeExecutor
@@ -57,9 +58,8 @@ def engine_with(request):
     def build(grammars, *, num_blocks=64):
         scheduler = Scheduler(
             SchedulerConfig(8, 16),
-            BlockAllocator(num_blocks, BLOCK_SIZE, enable_prefix_cache=True),
+            PagedSpace(BlockAllocator(num_blocks, BLOCK_SIZE, enable_prefix_cache=True), b"model"),
             28,
-            b"model",
         )
         executor = SamplingExecutor(BLOCK_SIZE, vocab_size=VOCAB_SIZE)
         return Engine(

@@ -14,6 +14,7 @@ from engine.engine import Engine
 from engine.sampling_params import SamplingParams
 from engine.scheduling import budget
 from engine.scheduling.cost_model import CostModel
+from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from tests.fakes.timed_gpu import GpuCosts, TimedGpu
 
@@ -34,9 +35,11 @@ class Stage:
         self.gpu = TimedGpu(costs, lambda: max(0.5, rng.gauss(1.0, noise)))
         scheduler = Scheduler(
             SchedulerConfig(64, num_batched_tokens, itl_budget_ms),
-            BlockAllocator(4 * CONTEXT // BLOCK_SIZE, BLOCK_SIZE, enable_prefix_cache=False),
+            PagedSpace(
+                BlockAllocator(4 * CONTEXT // BLOCK_SIZE, BLOCK_SIZE, enable_prefix_cache=False),
+                b"model",
+            ),
             CONTEXT,
-            b"model",
         )
         self.engine = Engine(scheduler, self.gpu, vocab_size=1, clock=self.gpu.clock)
         self.arrival_s = {}

@@ -16,6 +16,7 @@ from engine.ranks.leader import LeadingExecutor
 from engine.ranks.plan import PlannedChunk, decode_plan, encode_plan, max_plan_bytes
 from engine.sampling_params import SamplingParams
 from engine.scheduling.batch import ScheduledBatch
+from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from tests.fakes.executor import FakeExecutor
 
@@ -100,7 +101,9 @@ class Telegraph:
 def led_engine(num_blocks: int) -> tuple[Engine, Telegraph]:
     telegraph = Telegraph(FakeExecutor(4))
     scheduler = Scheduler(
-        SchedulerConfig(8, 16), BlockAllocator(num_blocks, 4, enable_prefix_cache=True), 48, b"m"
+        SchedulerConfig(8, 16),
+        PagedSpace(BlockAllocator(num_blocks, 4, enable_prefix_cache=True), b"m"),
+        48,
     )
     executor = LeadingExecutor(telegraph, telegraph, 2)
     return Engine(scheduler, executor, vocab_size=97, check_integrity=True), telegraph

@@ -11,6 +11,7 @@ from engine.errors import (
 )
 from engine.outputs import SampledTokens, TokenLogprobs
 from engine.sampling_params import SamplingParams
+from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason, Sequence, SequenceStatus
 from tests.fakes.executor import FakeExecutor, expected_completion
@@ -37,7 +38,7 @@ class Bench:
     ):
         self.allocator = BlockAllocator(num_blocks, BLOCK_SIZE, enable_prefix_cache=True)
         config = SchedulerConfig(max_num_sequences, max_num_batched_tokens, itl_budget_ms)
-        self.scheduler = Scheduler(config, self.allocator, context, b"model")
+        self.scheduler = Scheduler(config, PagedSpace(self.allocator, b"model"), context)
         self.executor = FakeExecutor(BLOCK_SIZE)
         self.outputs = []
 
@@ -298,7 +299,8 @@ def test_budget_must_cover_every_sequence():
         (lambda s, a: setattr(a, "status", SequenceStatus.WAITING), "a is not running"),
         (lambda s, a: setattr(a, "num_computed_tokens", 99), "99 of 9 tokens computed"),
         (lambda s, a: a.block_hashes.reverse(), "a reads block .*, which holds other tokens"),
-        (lambda s, a: setattr(s._waiting[0], "num_computed_tokens", 1), "waits and owns blocks"),
+        (lambda s, a: setattr(s._waiting[0], "num_computed_tokens", 1), "b waits, and is computed"),
+        (lambda s, a: s._waiting[0].block_table.append(0), "b waits and owns blocks"),
         (lambda s, a: s._waiting.reverse(), "waiting is not sorted by age"),
         (lambda s, a: setattr(s, "_config", SchedulerConfig(0, 1)), "1 sequences run"),
         (lambda s, a: a.block_table.pop(), "counts 1 references, tables hold 0"),

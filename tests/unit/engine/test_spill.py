@@ -10,6 +10,7 @@ from engine.engine import Engine
 from engine.errors import IntegrityError
 from engine.outputs import Usage
 from engine.sampling_params import SamplingParams
+from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from engine.sequence import FinishReason, SequenceStatus
 from tests.fakes.cold_tier import FakeColdTier
@@ -41,10 +42,8 @@ class Bench:
         )
         self.scheduler = Scheduler(
             SchedulerConfig(max_num_sequences, 32),
-            self.allocator,
+            PagedSpace(self.allocator, b"model", None if tier is None else self.restores),
             context,
-            b"model",
-            None if tier is None else self.restores,
         )
         self.executor = FakeExecutor(BLOCK_SIZE, cold_tier=tier)
         self.engine = Engine(
