@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.errors import EngineError
-from engine.execution.inputs import ModelInputs, QuerySpan
+from engine.execution.inputs import Chunks, ModelInputs, QuerySpan, StepInputs, build_inputs
 from engine.execution.kv_tensors import KVTensors
 from kernels.paged_attention.api import causal_mask, paged_attention
 from kernels.rope_append.api import rope_append
@@ -26,9 +26,13 @@ class AttentionMetadata:
 
 
 class AttentionBackend(Protocol):
-    """`metadata` is a backend's own: what all layers of a step share."""
+    """Inputs, beyond those that all need, and `metadata` are a backend's own: what all layers of a
+    step share."""
 
-    def prepare(self, inputs: ModelInputs) -> Any:
+    def build_inputs(self, batch: Chunks) -> StepInputs:
+        """In the order of rows that this backend attends in."""
+
+    def prepare(self, inputs: Any) -> Any:
         """The metadata, once a step, before the first layer."""
 
     def attend(
@@ -64,6 +68,9 @@ class ReferenceAttention:
         self._kv = kv
         self._windows = tuple(windows)
         self._scale = scale
+
+    def build_inputs(self, batch: Chunks) -> ModelInputs:
+        return build_inputs(batch, self._kv.block_size, self._kv.device)
 
     def prepare(self, inputs: ModelInputs) -> AttentionMetadata:
         masks = {

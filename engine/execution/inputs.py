@@ -59,14 +59,21 @@ class QuerySpan:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInputs:
-    """`sampled_rows` follows the chunks that sample, whatever the order of the rows."""
+class StepInputs:
+    """What all but attention needs to know of a step. `sampled_rows` follows the chunks that
+    sample, whatever the order of the rows."""
 
     input_ids: torch.Tensor  # [num_tokens] int64
     positions: torch.Tensor  # [num_tokens] int64
+    sampled_rows: torch.Tensor  # [num_sampled] int64
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs(StepInputs):
+    """And what attention over block tables does."""
+
     slot_mapping: torch.Tensor  # [num_tokens] int64
     spans: tuple[QuerySpan, ...]
-    sampled_rows: torch.Tensor  # [num_sampled] int64
 
 
 def build_inputs(batch: Chunks, block_size: int, device: torch.device) -> ModelInputs:
@@ -88,7 +95,7 @@ def build_inputs(batch: Chunks, block_size: int, device: torch.device) -> ModelI
 
     per_token = upload(np.stack((input_ids, _chain(positions), _chain(slots))), device)
     rows = upload(sampled_rows, device)
-    return ModelInputs(per_token[0], per_token[1], per_token[2], tuple(spans), rows)
+    return ModelInputs(per_token[0], per_token[1], rows, per_token[2], tuple(spans))
 
 
 def _group(scheduled: Items[Chunk], block_size: int) -> list[list[tuple[int, Chunk]]]:

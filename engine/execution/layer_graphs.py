@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from engine.execution.decode_attention_graphs import DecodeAttentionGraphs, attention_sizes
-from engine.execution.inputs import ModelInputs
+from engine.execution.inputs import StepInputs
 from engine.execution.recorder import Recorder, Results
 from engine.execution.triton_attention import PagedMetadata, TritonAttention
 from engine.execution.uploads import upload
@@ -68,14 +68,14 @@ class LayerGraphs:
         for size in attention_sizes(most_decodes):
             self._decodes.record(size, len(self._decoder.weights.layers))
 
-    def fits(self, inputs: ModelInputs) -> bool:
+    def fits(self, inputs: StepInputs) -> bool:
         return len(inputs.input_ids) <= max(self._layers, default=0)
 
-    def forward(self, inputs: ModelInputs, metadata: PagedMetadata) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, metadata: PagedMetadata) -> torch.Tensor:
         """As `Decoder.forward` of the rows that are sampled, of inputs that fit."""
         size = min(size for size in self._layers if size >= len(inputs.input_ids))
         step = self._layers[size]
-        self._place(inputs, step.rows)
+        self._place((inputs.input_ids, inputs.positions, metadata.slot_mapping), step.rows)
         decodes = metadata.decodes and self._decodes.place(metadata.decodes)
         for layer, replay in enumerate(step.replays):
             replay()
@@ -100,13 +100,10 @@ class LayerGraphs:
             replays.append(self._recorder.record(go_on)[1])
         self._layers[size] = RecordedLayers(rows, tuple(replays), residual, (cos, sin))
 
-    def _place(self, inputs: ModelInputs, rows: torch.Tensor) -> None:
-        num_tokens = len(inputs.input_ids)
-        for row, values, padding in zip(
-            rows, (inputs.input_ids, inputs.positions, inputs.slot_mapping), PADDING, strict=True
-        ):
-            row[:num_tokens].copy_(values)
-            row[num_tokens:].fill_(padding)
+    def _place(self, per_token: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
+        for row, values, padding in zip(rows, per_token, PADDING, strict=True):
+            row[: len(values)].copy_(values)
+            row[len(values) :].fill_(padding)
 
     def _begin(self, rows: torch.Tensor) -> Results:
         input_ids, positions, slots = rows.unbind()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.errors import EngineError
-from engine.execution.inputs import ModelInputs, QuerySpan
+from engine.execution.inputs import Chunks, ModelInputs, QuerySpan, build_inputs
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.uploads import upload
 from kernels.paged_decode.api import paged_decode
@@ -72,6 +72,9 @@ class TritonAttention:
         self._windows = tuple(windows)
         self._scale = scale
         self._deterministic = deterministic
+
+    def build_inputs(self, batch: Chunks) -> ModelInputs:
+        return build_inputs(batch, self._kv.block_size, self._kv.device)
 
     def prepare(self, inputs: ModelInputs) -> PagedMetadata:
         decodes = [span for span in inputs.spans if span.query_len == 1]
