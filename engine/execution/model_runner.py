@@ -5,17 +5,20 @@ from functools import partial
 
 import torch
 
+from engine.cache.formats import BLOCK_SIZE
+from engine.cache.tier_group import TierGroup
 from engine.cache.tiers import ColdBlock, ColdTier
 from engine.execution.attention import AttentionBackend
 from engine.execution.block_moves import BlockMoves, moves_of
 from engine.execution.block_payloads import copy_in, copy_out
 from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.drawn_tokens import DrawnTokens
-from engine.execution.inputs import Chunks, build_inputs
+from engine.execution.inputs import Chunks
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.layer_graphs import LayerGraphs
 from engine.execution.sampler import Sampler
 from engine.execution.sequence_slots import SequenceSlots
+from engine.execution.tiered_kv import TieredKV
 from engine.execution.uploads import upload
 from engine.models.decoder import Decoder
 from engine.models.model_config import ModelConfig
@@ -34,7 +37,7 @@ class ModelRunner:
     def __init__(
         self,
         decoder: Decoder,
-        kv: KVTensors,
+        kv: KVTensors | TieredKV,
         backend: AttentionBackend,
         sampler: Sampler,
         cold_tier: ColdTier | None = None,
@@ -67,11 +70,22 @@ class ModelRunner:
 
     @property
     def num_blocks(self) -> int:
-        return self._kv.num_blocks
+        """Of a cache that is not tiered."""
+        return self._paged.num_blocks
 
     @property
     def block_size(self) -> int:
-        return self._kv.block_size
+        return BLOCK_SIZE if self.tier_groups else self._paged.block_size
+
+    @property
+    def tier_groups(self) -> tuple[TierGroup, ...]:
+        """Of a tiered cache; another has none."""
+        return self._kv.groups if isinstance(self._kv, TieredKV) else ()
+
+    @property
+    def _paged(self) -> KVTensors:
+        assert isinstance(self._kv, KVTensors), "a tiered cache has no blocks of one size"
+        return self._kv
 
     @property
     def weight_bytes(self) -> int:
@@ -105,10 +119,10 @@ class ModelRunner:
             return
         if moves.spills:
             assert self.cold_tier is not None, "spills were planned without a cold tier"
-            payloads = copy_out(self._kv, [spill.block_id for spill in moves.spills])
+            payloads = copy_out(self._paged, [spill.block_id for spill in moves.spills])
             pairs = zip(moves.spills, payloads, strict=True)
             self.cold_tier.spill([ColdBlock(s.tenant, s.block_hash, part) for s, part in pairs])
-        copy_in(self._kv, moves.restored_ids, moves.payloads)
+        copy_in(self._paged, moves.restored_ids, moves.payloads)
         self._decoder.ranks.minimum(0)
 
     @torch.inference_mode()
@@ -127,7 +141,7 @@ class ModelRunner:
         """Raw logits [num_sampled, vocab_size] float32, in the order of the chunks that sample;
         whole on rank 0 only. last_tokens [num_sampled] int64: what was sampled last for each of
         these, and stands for a newest token that is pending."""
-        inputs = build_inputs(batch, self.block_size, self._decoder.weights.device)
+        inputs = self._backend.build_inputs(batch)
         if last_tokens is not None:
             newest = inputs.input_ids.index_select(0, inputs.sampled_rows)
             newest = torch.where(newest == PENDING, last_tokens, newest)
