@@ -7,6 +7,8 @@ projection: the rotation is its own inverse, and what a layer gives is what it w
 import torch
 
 from engine.errors import UnsupportedModel
+from engine.models.model_config import ModelConfig
+from engine.models.quantization import Linear, Pack
 from kernels.tiered_append.hadamard import is_rotatable, rotated
 
 
@@ -36,3 +38,19 @@ def rotate_output(output: torch.Tensor, head_dim: int) -> torch.Tensor:
     refuse_unrotatable(head_dim)
     heads = output.float().unflatten(1, (-1, head_dim))
     return rotated(heads).flatten(1).to(output.dtype)
+
+
+def packs_of_rotated(pack: Pack, local: ModelConfig) -> tuple[Pack, Pack]:
+    """`pack` for the queries, keys, values of a layer, and for its output projection, of the heads
+    of `local`, so that values come rotated. Both raise UnsupportedModel."""
+
+    def rotate(qkv: torch.Tensor) -> torch.Tensor:
+        return rotate_values(qkv, local.num_kv_heads, local.head_dim)
+
+    def pack_qkv(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return pack(rotate(weight), None if bias is None else rotate(bias))
+
+    def pack_output(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        return pack(rotate_output(weight, local.head_dim), bias)
+
+    return pack_qkv, pack_output

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,7 @@ from engine.errors import CheckpointError, UnsupportedModel
 from engine.models.dummy_weights import DummyCheckpoint
 from engine.models.model_config import DTYPES, ModelConfig
 from engine.models.quantization import Linear, Pack, packer_of
+from engine.models.rotation import packs_of_rotated
 from engine.models.shard import Shard, Span, shard_of, whole
 from engine.ranks.group import SINGLE_RANK, Ranks
 from kernels.errors import ContractError
@@ -141,12 +142,15 @@ def load_weights(
     device: str = "cpu",
     ranks: Ranks = SINGLE_RANK,
     quantization: str | None = None,
+    *,
+    rotate_values: bool = False,
 ) -> DecoderWeights:
-    """This rank's shard; a matrix that is quantised is so before the next one is read. Raises
-    CheckpointError naming file and tensor, UnsupportedModel."""
+    """This rank's shard; a matrix that is quantised is so before the next one is read.
+    rotate_values: they come rotated, and attention gives rotated ones back. Raises CheckpointError
+    naming file and tensor, UnsupportedModel."""
     shard = shard_of(config, ranks)
     with Checkpoint(find_weight_files(folder), dtype, device) as checkpoint:
-        weights = _read_weights(checkpoint, shard, packer_of(quantization))
+        weights = _read_weights(checkpoint, shard, _packs(shard, quantization, rotate_values))
         checkpoint.refuse_unread()
     return weights
 
@@ -157,10 +161,27 @@ def dummy_weights(
     device: str = "cpu",
     ranks: Ranks = SINGLE_RANK,
     quantization: str | None = None,
+    *,
+    rotate_values: bool = False,
 ) -> DecoderWeights:
     """As `load_weights`, of no checkpoint: random numbers."""
-    source = DummyCheckpoint(dtype, device)
-    return _read_weights(source, shard_of(config, ranks), packer_of(quantization))
+    source, shard = DummyCheckpoint(dtype, device), shard_of(config, ranks)
+    return _read_weights(source, shard, _packs(shard, quantization, rotate_values))
+
+
+class Packs(NamedTuple):
+    """How the matrices of a layer are kept: queries, keys, values; output projection; the MLP's."""
+
+    qkv: Pack
+    output: Pack
+    others: Pack
+
+
+def _packs(shard: Shard, quantization: str | None, rotate_values: bool) -> Packs:
+    pack = packer_of(quantization)
+    if not rotate_values:
+        return Packs(pack, pack, pack)
+    return Packs(*packs_of_rotated(pack, shard.local), pack)
 
 
 class TensorSource(Protocol):
@@ -172,27 +193,27 @@ class TensorSource(Protocol):
     def ignore(self, name: str) -> None: ...
 
 
-def _read_weights(source: TensorSource, shard: Shard, pack: Pack) -> DecoderWeights:
+def _read_weights(source: TensorSource, shard: Shard, packs: Packs) -> DecoderWeights:
     hidden = whole(shard.local.hidden_size)
     embedding = source.read("model.embed_tokens.weight", shard.vocabulary, hidden)
     return DecoderWeights(
         embedding=embedding,
-        layers=tuple(_load_layers(source, shard, pack)),
+        layers=tuple(_load_layers(source, shard, packs)),
         final_norm=source.read("model.norm.weight", hidden),
         lm_head=_load_lm_head(source, shard, embedding),
     )
 
 
-def _load_layers(source: TensorSource, shard: Shard, pack: Pack) -> Iterator[LayerWeights]:
+def _load_layers(source: TensorSource, shard: Shard, packs: Packs) -> Iterator[LayerWeights]:
     num_layers, said_s = shard.local.num_layers, time.monotonic()
     for index in range(num_layers):
-        yield _load_layer(source, shard, index, pack)
+        yield _load_layer(source, shard, index, packs)
         if time.monotonic() - said_s >= PROGRESS_S:
             said_s = time.monotonic()
             logger.info("weights: %d of %d layers", index + 1, num_layers)
 
 
-def _load_layer(checkpoint: TensorSource, shard: Shard, index: int, pack: Pack) -> LayerWeights:
+def _load_layer(checkpoint: TensorSource, shard: Shard, index: int, packs: Packs) -> LayerWeights:
     prefix, config = f"model.layers.{index}", shard.local
     hidden = whole(config.hidden_size)
     qkv = [
@@ -206,16 +227,16 @@ def _load_layer(checkpoint: TensorSource, shard: Shard, index: int, pack: Pack) 
         path = f"{prefix}.self_attn.{name}.weight"
         return checkpoint.read(path, whole(config.head_dim)) if has_qk_norm else None
 
-    load = partial(_load_linear, checkpoint, pack)
+    load = partial(_load_linear, checkpoint)
     return LayerWeights(
         input_norm=checkpoint.read(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=load(qkv, hidden, has_bias=config.architecture.has_qkv_bias),
+        qkv=load(packs.qkv, qkv, hidden, has_bias=config.architecture.has_qkv_bias),
         q_norm=read_qk_norm("q_norm"),
         k_norm=read_qk_norm("k_norm"),
-        output=load([(f"{prefix}.self_attn.o_proj", hidden)], shard.query),
+        output=load(packs.output, [(f"{prefix}.self_attn.o_proj", hidden)], shard.query),
         post_attention_norm=checkpoint.read(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=load(gate_up, hidden),
-        down=load([(f"{prefix}.mlp.down_proj", hidden)], shard.inner),
+        gate_up=load(packs.others, gate_up, hidden),
+        down=load(packs.others, [(f"{prefix}.mlp.down_proj", hidden)], shard.inner),
     )
 
 

@@ -7,9 +7,17 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import CheckpointError, UnsupportedModel
 from engine.models.model_config import ModelConfig
-from engine.models.weights import DecoderWeights, find_weight_files, load_weights, resolve_dtype
+from engine.models.rotation import rotate_output, rotate_values
+from engine.models.weights import (
+    DecoderWeights,
+    dummy_weights,
+    find_weight_files,
+    load_weights,
+    resolve_dtype,
+)
+from kernels.fp8_linear.api import Fp8Linear, pack_fp8
 from kernels.linear.api import PackedLinear, linear
-from tests.unit.engine.tiny_checkpoint import save_tiny
+from tests.unit.engine.tiny_checkpoint import SIZES, save_tiny
 
 FILE = "model.safetensors"
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -70,6 +78,49 @@ def test_shards_equal_the_single_file(pristine: Path, tmp_path: Path) -> None:
     assert torch.equal(sharded.embedding, single.embedding)
     for ours, theirs in zip(sharded.layers, single.layers, strict=True):
         assert torch.equal(unpacked(ours.down), unpacked(theirs.down))
+
+
+def test_values_are_rotated_before_anything_is_packed(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    plain = load(folder).layers[1]
+    plain_qkv, plain_output = (each.weight.to_dense() for each in (plain.qkv, plain.output))
+    qkv, output = rotate_values(plain_qkv, 2, 8), rotate_output(plain_output, 8)
+    bias = rotate_values(plain.qkv.bias, 2, 8)
+
+    rotating = load_weights(folder, config, torch.float32, rotate_values=True).layers[1]
+    narrow = load_weights(folder, config, torch.float32, quantization="fp8", rotate_values=True)
+
+    assert torch.equal(rotating.qkv.weight.to_dense(), qkv)
+    assert torch.equal(rotating.qkv.bias, bias)
+    assert torch.equal(rotating.output.weight.to_dense(), output)
+    assert torch.equal(rotating.down.weight.to_dense(), plain.down.weight.to_dense())
+    for ours, expected in (
+        (narrow.layers[1].qkv, pack_fp8(qkv, bias)),
+        (narrow.layers[1].output, pack_fp8(output, None)),
+    ):
+        assert isinstance(ours, Fp8Linear)
+        assert torch.equal(ours.weight.float(), expected.weight.float())
+        assert torch.equal(ours.scales, expected.scales)
+    assert not torch.allclose(qkv, plain_qkv)
+
+
+def test_random_weights_are_rotated_too(folder: Path) -> None:
+    config = ModelConfig.from_folder(folder)
+    plain, rotating = (
+        dummy_weights(config, torch.float32, rotate_values=each).layers[2] for each in (False, True)
+    )
+    expected = rotate_output(plain.output.weight.to_dense(), 8)
+    assert torch.equal(rotating.output.weight.to_dense(), expected)
+
+
+def test_heads_that_cannot_be_rotated_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SIZES, "head_dim", 24)
+    save_tiny(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    with pytest.raises(UnsupportedModel, match="power of two, this model's is 24"):
+        load_weights(tmp_path, config, torch.float32, rotate_values=True)
 
 
 def test_tied_embeddings_are_the_head(tmp_path: Path) -> None:
