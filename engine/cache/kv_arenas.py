@@ -48,9 +48,11 @@ class KvArenas(NamedTuple):
         num_value_slabs: int,
         config: TierConfig,
         *,
+        epochs: Epochs | None = None,
         keeps_evicted: bool = False,
     ) -> Self:
-        epochs, cold = Epochs(), config.cold
+        """`epochs`: those of other layer groups, where there are any."""
+        epochs, cold = epochs or Epochs(), config.cold
         return cls(
             SlabArena(num_key_slabs, epochs, cold.keys, keeps_evicted=keeps_evicted),
             SlabArena(num_value_slabs, epochs, cold.values, keeps_evicted=keeps_evicted),

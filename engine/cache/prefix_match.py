@@ -21,6 +21,9 @@ class PrefixMatch:
     def num_blocks(self) -> int:
         return len(self.keys)
 
+    def blocks(self, part: Part) -> tuple[int, ...]:
+        return self.keys if part is Part.KEYS else self.values
+
 
 class PrefixMatcher:
     """Looks for the blocks of one sequence, of keys and values both."""
@@ -42,11 +45,12 @@ class PrefixMatcher:
                 return match
         return PrefixMatch((), (), config.prefill_ages(0))
 
-    def match_decoded(self) -> PrefixMatch | None:
-        """All blocks up to where a sequence that has decoded, and lost its table, decodes on."""
+    def match_decoded(self, max_blocks: int) -> PrefixMatch | None:
+        """All blocks, `max_blocks` at most, up to where a sequence that has decoded, and lost its
+        table, decodes on."""
         config, decode_start = self._config, self._addresses.decode_start
         assert decode_start is not None
-        for num_blocks in range(len(self._addresses.chain), -1, -1):
+        for num_blocks in range(min(len(self._addresses.chain), max_blocks), -1, -1):
             if num_blocks * config.block_size < decode_start:
                 break
             ages = config.decode_ages(num_blocks * config.block_size)

@@ -104,6 +104,12 @@ class SlabArena:
         next `allocate`."""
         return self._block_of.get(address)
 
+    def num_referenced_slabs(self, blocks: Iterable[int]) -> int:
+        """Of these blocks, those that somebody has: to share them takes nothing from the others."""
+        ids = np.fromiter(blocks, np.int32)
+        is_referenced = self._ref_counts.take(ids) > 0
+        return int(self._num_grains_of.take(ids)[is_referenced].sum()) * self.grain
+
     def acquire(self, blocks: Ids) -> None:
         """One more reference for each of these blocks that `find` found, each named once."""
         counts = self._ref_counts.take(blocks)

@@ -16,6 +16,7 @@ from engine.cache.formats import HOT, WARM, BlockFormat, Format, Part
 from engine.cache.guarded_queue import Ids
 from engine.cache.kv_arenas import KvArenas
 from engine.cache.tier_config import Ages, TierConfig
+from engine.cache.tiered_span import View
 from engine.errors import ArenaExhausted, IntegrityError
 
 
@@ -53,6 +54,7 @@ class TieredTable:
         self._config = config
         self._addresses = addresses
         self._columns = [Column(part, arenas.of(part), addresses) for part in Part]
+        self._slab_ids: list[Ids | None] = [None, None]  # by part, since the last change
         self._num_registered = 0
 
     @property
@@ -60,14 +62,28 @@ class TieredTable:
         return len(self._columns[0].blocks)
 
     @property
+    def decode_start(self) -> int | None:
+        """Where it began to decode, if it has."""
+        return self._addresses.decode_start
+
+    @property
     def bounds(self) -> tuple[int, int, int, int]:
-        """The tokens where sink, cold, warm and hot run end."""
+        """The tokens where sink, cold, warm and hot run end, but for the last by whole blocks: one
+        that is filled in part is hot."""
         ages, block_size = self.ages, self._config.block_size
+        num_full = self.num_tokens // block_size
         sink, cold, warm = (
-            min(start * block_size, self.num_tokens)
+            min(start, num_full) * block_size
             for start in (ages.cold_start, ages.warm_start, ages.hot_start)
         )
         return sink, cold, warm, self.num_tokens
+
+    @property
+    def view(self) -> View:
+        return View(self.bounds, self.slab_ids(Part.KEYS), self.slab_ids(Part.VALUES))
+
+    def num_slabs(self, part: Part) -> int:
+        return self._config.num_slabs(self.ages, self.num_tokens, part)
 
     def blocks(self, part: Part) -> tuple[int, ...]:
         return tuple(self._columns[part].blocks)
@@ -80,15 +96,22 @@ class TieredTable:
         self.ages = ages
         self.num_tokens = len(keys) * self._config.block_size
         self._num_registered = len(keys)
+        self._slab_ids = [None, None]
+
+    def prefill_need(self, num_tokens: int) -> dict[Part, int]:
+        """Slabs that `extend_prefill` takes at most."""
+        return self._need(*self._prefill_span(num_tokens))
+
+    def decode_need(self) -> dict[Part, int]:
+        """Slabs that `extend_decode` takes at most."""
+        return self._need(self.num_tokens + 1, self._config.decode_ages(self.num_tokens))
 
     def extend_prefill(self, num_tokens: int) -> Span:
         """Room for `num_tokens` more tokens of a prompt, or for those up to the end of the grid
         cell. Raises ArenaExhausted, and has changed nothing then."""
         if self._addresses.decode_start is not None:
             raise IntegrityError(f"prefill at {self.num_tokens} of a sequence that has decoded")
-        config, start = self._config, self.num_tokens
-        cell_end = (start // config.cell_tokens + 1) * config.cell_tokens
-        return self._extend(min(start + num_tokens, cell_end), config.prefill_ages(start))
+        return self._extend(*self._prefill_span(num_tokens))
 
     def extend_decode(self, num_tokens: int = 1) -> Span:
         """Room for `num_tokens` more decoded tokens, or for those up to the end of the block.
@@ -113,14 +136,17 @@ class TieredTable:
 
     def slab_ids(self, part: Part) -> Ids:
         """The column: int32 slab ids, sink, cold, warm and hot runs one after the other, each block
-        as many as its format takes."""
-        column = self._columns[part]
-        return np.concatenate(
-            [
-                column.slab_ids(start, end, run_format[part])
-                for start, end, run_format in self._config.runs(self.ages, self.num_blocks)
-            ]
-        )
+        as many as its format takes. The same array until the table changes."""
+        slab_ids = self._slab_ids[part]
+        if slab_ids is None:
+            column = self._columns[part]
+            slab_ids = self._slab_ids[part] = np.concatenate(
+                [
+                    column.slab_ids(start, end, run_format[part])
+                    for start, end, run_format in self._config.runs(self.ages, self.num_blocks)
+                ]
+            )
+        return slab_ids
 
     def close(self) -> None:
         """Finished or aborted: give all blocks back; those with an address stay cached."""
@@ -128,14 +154,21 @@ class TieredTable:
             column.close()
         self.num_tokens = self._num_registered = 0
         self.ages = self._config.prefill_ages(0)
+        self._slab_ids = [None, None]
+
+    def _prefill_span(self, num_tokens: int) -> tuple[int, Ages]:
+        """Where it ends, and what it sees."""
+        config, start = self._config, self.num_tokens
+        cell_end = (start // config.cell_tokens + 1) * config.cell_tokens
+        return min(start + num_tokens, cell_end), config.prefill_ages(start)
 
     def _extend(self, end: int, ages: Ages) -> Span:
         if not self._arenas.epochs.is_in_flight:
             raise IntegrityError("a table is extended outside a step: what it frees is unguarded")
+        self._require_room(self._need(end, ages))
         moves = list(self._moves_to(ages))
         num_blocks = self.num_blocks
-        num_new_blocks = -(-end // self._config.block_size) - num_blocks
-        self._require_room(moves, num_new_blocks)
+        num_new_blocks = self._num_new_blocks(end)
         demotions = [
             column.demote(move.blocks, source, target)
             for move in moves
@@ -145,6 +178,8 @@ class TieredTable:
         for column in self._columns:
             column.grow(num_new_blocks)
         first_changed = min([num_blocks, *(move.blocks.start for move in moves)])
+        if moves or num_new_blocks:
+            self._slab_ids = [None, None]
         span = Span(
             self.num_tokens, end, ages, tuple(d for d in demotions if d is not None), first_changed
         )
@@ -161,19 +196,32 @@ class TieredTable:
             if blocks:
                 yield Move(blocks, source, target)
 
-    def _require_room(self, moves: list[Move], num_new_blocks: int) -> None:
-        """At most that much is taken: copies that exist cost no more than new ones."""
-        for column in self._columns:
-            part = column.part
-            num_slabs = num_new_blocks * Format.BF16.num_slabs + sum(
+    def _num_new_blocks(self, end: int) -> int:
+        return -(-end // self._config.block_size) - self.num_blocks
+
+    def _need(self, end: int, ages: Ages) -> dict[Part, int]:
+        """Copies that exist cost no more than new ones."""
+        num_new_slabs = self._num_new_blocks(end) * Format.BF16.num_slabs
+        if ages == self.ages:
+            return dict.fromkeys(Part, num_new_slabs)
+        moves = list(self._moves_to(ages))
+        return {
+            part: num_new_slabs
+            + sum(
                 len(move.blocks) * move.target[part].num_slabs
                 for move in moves
                 if move.source[part] != move.target[part]
             )
-            if num_slabs and num_slabs > (num_available := column.arena.num_available_slabs):
+            for part in Part
+        }
+
+    def _require_room(self, need: dict[Part, int]) -> None:
+        for part, num_slabs in need.items():
+            arena = self._arenas.of(part)
+            if num_slabs and num_slabs > (num_available := arena.num_available_slabs):
                 raise ArenaExhausted(
                     f"{num_slabs} slabs of {part.name.lower()} are needed, {num_available} of "
-                    f"{column.arena.num_slabs} can be had now"
+                    f"{arena.num_slabs} can be had now"
                 )
 
     def check_integrity(self) -> None:

@@ -58,11 +58,7 @@ class FakeExecutor:
             raise RuntimeError(f"fake failure at step {self._fail_at_step}")
         self._spill(batch.spills)
         self._restore(batch.restores)
-        written: dict[int, int] = {}
-        for entry in batch.scheduled:
-            written |= self._compute(entry)
-        assert len(written) == batch.num_batched_tokens, "two sequences write the same slot"
-        self._kv |= written
+        self._store(batch)
         token_ids = tuple(
             token_after(self._history(entry), self._vocab_size) for entry in batch.sampling
         )
@@ -73,6 +69,13 @@ class FakeExecutor:
     def launch(self, batch: ScheduledBatch) -> Callable[[], SampledTokens]:
         sampled = self.execute(batch)
         return lambda: sampled
+
+    def _store(self, batch: ScheduledBatch) -> None:
+        written: dict[int, int] = {}
+        for entry in batch.scheduled:
+            written |= self._compute(entry)
+        assert len(written) == batch.num_batched_tokens, "two sequences write the same slot"
+        self._kv |= written
 
     def _history(self, entry: ScheduledSequence) -> list[int]:
         """The tokens before the chunk's end."""

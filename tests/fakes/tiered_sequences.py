@@ -68,7 +68,9 @@ class TieredSequences:
         addresses = earlier.addresses
         again = TieredSequence(self, earlier.token_ids, earlier.tenant, addresses.decode_start)
         again.text, again.num_prompt_tokens = earlier.text, earlier.num_prompt_tokens
-        match = PrefixMatcher(self.arenas, self.config, again.addresses).match_decoded()
+        match = PrefixMatcher(self.arenas, self.config, again.addresses).match_decoded(
+            len(earlier.token_ids) // self.config.block_size
+        )
         if match is None:
             return None
         again.table.adopt(match.keys, match.values, match.ages)

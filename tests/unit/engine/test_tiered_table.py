@@ -132,7 +132,7 @@ def test_a_column_has_the_slabs_that_its_bounds_count(cold_format: str) -> None:
     pool.decode(sequence, 3)
     bounds.append(sequence.table.bounds)
     assert bounds == [
-        (40, 40, 40, 40),
+        (0, 0, 0, 40),
         (64, 64, 64, 70),
         (64, 64, 64, 970),
         (64, 896, 896, 1_670),
