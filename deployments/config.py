@@ -18,12 +18,38 @@ from pydantic import (
 from deployments.backend_settings import BackendSettings
 from deployments.errors import ConfigError
 from deployments.model_files import BUILT_IN_MODEL
+from engine.cache.tier_config import TierConfig
 from router.routes import routes_from_list
 from router.teams import Team, teams_by_key_hash, teams_from_mapping
 
 
 class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+class KvTiersSettings(Settings):
+    """How the KV of a token ages (docs/kv-tiers.md). `calibration`: a file of `flashray calibrate`,
+    which gives each layer its cold format."""
+
+    cold_format: Literal["k8v4", "int4", "int8"] = "k8v4"
+    sink_tokens: int = 64
+    hot_tokens: int = 128
+    warm_tokens: int = 512
+    calibration: Path | None = None
+
+    @property
+    def tiers(self) -> TierConfig:
+        return TierConfig(
+            cold_format=self.cold_format,
+            sink_tokens=self.sink_tokens,
+            hot_tokens=self.hot_tokens,
+            warm_tokens=self.warm_tokens,
+        )
+
+    @model_validator(mode="after")
+    def _are_whole_blocks(self) -> Self:
+        _ = self.tiers
+        return self
 
 
 class EngineSettings(Settings):
@@ -34,7 +60,8 @@ class EngineSettings(Settings):
     `gpus_per_rank` null: 1 on a GPU, else 0. `step_timeout_s`: work in flight and no finished step
     for so long ends the ranks, which are then started again; null: 10 on a GPU, else 60.
     `load_format` dummy: random weights, to measure speed: the model folder needs none.
-    `itl_budget_ms`: what a step with decodes may take; null: 50 on a GPU, else none; 0: none."""
+    `itl_budget_ms`: what a step with decodes may take; null: 50 on a GPU, else none; 0: none.
+    `kv_tiers` null: all KV stays in the dtype of the model."""
 
     device: str = "cpu"
     dtype: str = "auto"
@@ -53,6 +80,7 @@ class EngineSettings(Settings):
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     itl_budget_ms: float | None = Field(default=None, ge=0)
     enable_prefix_cache: bool = True
+    kv_tiers: KvTiersSettings | None = None
     cold_tier_gib: float | None = Field(default=None, ge=0)
     cold_tier_tenant_share: float = Field(default=0.5, gt=0, le=1)
     cold_tier_chunk_mib: int = Field(default=4, ge=1, le=64)
@@ -121,6 +149,20 @@ class EngineSettings(Settings):
                 f"cold_tier_gib {self.cold_tier_gib} leaves a tenant with a share of "
                 f"{self.cold_tier_tenant_share} less than two chunks of {self.cold_tier_chunk_mib} "
                 "MiB; raise either or lower cold_tier_chunk_mib"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tiers_are_of_one_rank(self) -> Self:
+        if self.kv_tiers is not None and self.tensor_parallel_size > 1:
+            raise ValueError(
+                f"kv_tiers with tensor_parallel_size {self.tensor_parallel_size}: ranks cannot share "
+                "a tiered cache yet; leave out either"
+            )
+        if self.kv_tiers is not None and self.cold_tier_bytes:
+            raise ValueError(
+                "kv_tiers with cold_tier_gib: a cold store cannot take blocks of a tiered cache yet; "
+                "leave out either"
             )
         return self
 

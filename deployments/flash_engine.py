@@ -36,6 +36,7 @@ SPILL_TIMEOUT_S = 10.0  # for what is cached when a replica ends
 
 
 def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
+    tiers = settings.kv_tiers
     return EngineConfig(
         model_path=Path(model_path),
         device=settings.device,
@@ -51,6 +52,8 @@ def engine_config(model_path: str, settings: EngineSettings) -> EngineConfig:
             kv_cache_bytes=settings.kv_cache_bytes,
             gpu_memory_utilization=settings.gpu_memory_utilization,
             enable_prefix_cache=settings.enable_prefix_cache,
+            tiers=tiers.tiers if tiers else None,
+            calibration=tiers.calibration if tiers else None,
         ),
         scheduler=SchedulerConfig(
             max_num_sequences=settings.max_step_sequences,

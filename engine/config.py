@@ -11,13 +11,15 @@ from engine.cache.tier_config import TierConfig
 class CacheConfig:
     """The KV pool. `kv_cache_bytes` covers keys and values of all layers of this rank; None, on a
     GPU: all that is left within `gpu_memory_utilization` of its memory after the largest step.
-    `tiers`: how tokens age; None: none does, all stay in the dtype of the model."""
+    `tiers`: how tokens age; None: none does, all stay in the dtype of the model. `calibration`: a
+    file that says which layers keep what cold format, in the place of that of `tiers`."""
 
     kv_cache_bytes: int | None = 1 << 30
     block_size: int = BLOCK_SIZE
     enable_prefix_cache: bool = True
     gpu_memory_utilization: float = 0.9
     tiers: TierConfig | None = None
+    calibration: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,14 +72,21 @@ def share_out(
 ) -> tuple[int, int]:
     """Slabs of keys and of values that fit into `num_bytes`, in the proportion in which a decoding
     sequence of `num_tokens` tokens fills them."""
-    ages = config.decode_ages(num_tokens)
-    num_grains = {
-        part: config.num_slabs(ages, num_tokens, part) / config.cold[part].num_slabs
-        for part in Part
-    }
-    num_bytes_each = sum(num_grains[part] * group.grain_bytes(config, part) for part in Part)
+    num_sequences = num_bytes / sequence_bytes(group, config, num_tokens)
     keys, values = (
-        int(num_bytes / num_bytes_each * num_grains[part]) * config.cold[part].num_slabs
+        int(num_sequences * _num_grains(config, num_tokens, part)) * config.cold[part].num_slabs
         for part in Part
     )
     return keys, values
+
+
+def sequence_bytes(group: LayerGroup, config: TierConfig, num_tokens: int) -> float:
+    """Of a decoding sequence of `num_tokens` tokens, metadata included."""
+    return sum(
+        _num_grains(config, num_tokens, part) * group.grain_bytes(config, part) for part in Part
+    )
+
+
+def _num_grains(config: TierConfig, num_tokens: int, part: Part) -> float:
+    ages = config.decode_ages(num_tokens)
+    return config.num_slabs(ages, num_tokens, part) / config.cold[part].num_slabs

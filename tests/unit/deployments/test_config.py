@@ -4,7 +4,9 @@ import pytest
 
 from deployments.config import AppConfig, load_config
 from deployments.errors import ConfigError
+from deployments.flash_engine import engine_config
 from deployments.keys import demo_key, is_loopback, with_key
+from engine.cache.tier_config import TierConfig
 from router.identity import hash_key
 
 
@@ -24,6 +26,17 @@ def test_yaml_is_read(tmp_path: Path):
     assert config.http.port == 9000
 
 
+def test_tiers_of_the_cache_reach_the_engine(tmp_path: Path):
+    file = tmp_path / "app.yaml"
+    file.write_text(
+        "engine: {kv_tiers: {cold_format: int4, warm_tokens: 0, calibration: c.json}}\n"
+    )
+    cache = engine_config("model", load_config(file).engine).cache
+    assert cache.tiers == TierConfig(cold_format="int4", warm_tokens=0)
+    assert cache.calibration == Path("c.json")
+    assert engine_config("model", AppConfig().engine).cache.tiers is None
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -37,6 +50,13 @@ def test_yaml_is_read(tmp_path: Path):
         ("engine: {cold_tier_chunk_mib: 0}", "engine.cold_tier_chunk_mib"),
         ("engine: {cold_tier_gib: 0.01}", "less than two chunks of 4 MiB"),
         ("engine: {cold_tier_gib: 1, enable_prefix_cache: false}", "needs enable_prefix_cache"),
+        ("engine: {kv_tiers: {cold_format: int3}}", "engine.kv_tiers.cold_format"),
+        (
+            "engine: {kv_tiers: {hot_tokens: 100}}",
+            "hot_tokens must be a multiple of the block size",
+        ),
+        ("engine: {kv_tiers: {}, tensor_parallel_size: 2}", "ranks cannot share a tiered cache"),
+        ("engine: {kv_tiers: {}, cold_tier_gib: 1}", "kv_tiers with cold_tier_gib"),
         ("colour: red", "colour"),
         ("- a list", "app.yaml"),
         ("a: [", "cannot be read as YAML"),
