@@ -156,13 +156,13 @@ class EngineSettings(Settings):
     def _tiers_are_of_one_rank(self) -> Self:
         if self.kv_tiers is not None and self.tensor_parallel_size > 1:
             raise ValueError(
-                f"kv_tiers with tensor_parallel_size {self.tensor_parallel_size}: ranks cannot share "
-                "a tiered cache yet; leave out either"
+                f"kv_tiers with tensor_parallel_size {self.tensor_parallel_size}: ranks cannot "
+                "share a tiered cache yet; leave out either"
             )
         if self.kv_tiers is not None and self.cold_tier_bytes:
             raise ValueError(
-                "kv_tiers with cold_tier_gib: a cold store cannot take blocks of a tiered cache yet; "
-                "leave out either"
+                "kv_tiers with cold_tier_gib: a cold store cannot take blocks of a tiered cache "
+                "yet; leave out either"
             )
         return self
 
