@@ -28,9 +28,8 @@ def test_yaml_is_read(tmp_path: Path):
 
 def test_tiers_of_the_cache_reach_the_engine(tmp_path: Path):
     file = tmp_path / "app.yaml"
-    file.write_text(
-        "engine: {kv_tiers: {cold_format: int4, warm_tokens: 0, calibration: c.json}}\n"
-    )
+    tiers = "{cold_format: int4, warm_tokens: 0, calibration: c.json}"
+    file.write_text(f"engine: {{kv_tiers: {tiers}}}\n")
     cache = engine_config("model", load_config(file).engine).cache
     assert cache.tiers == TierConfig(cold_format="int4", warm_tokens=0)
     assert cache.calibration == Path("c.json")
@@ -53,7 +52,7 @@ def test_tiers_of_the_cache_reach_the_engine(tmp_path: Path):
         ("engine: {kv_tiers: {cold_format: int3}}", "engine.kv_tiers.cold_format"),
         (
             "engine: {kv_tiers: {hot_tokens: 100}}",
-            "hot_tokens must be a multiple of the block size",
+            "hot_tokens must be a multiple of the block",
         ),
         ("engine: {kv_tiers: {}, tensor_parallel_size: 2}", "ranks cannot share a tiered cache"),
         ("engine: {kv_tiers: {}, cold_tier_gib: 1}", "kv_tiers with cold_tier_gib"),
