@@ -47,7 +47,7 @@ from engine.scheduling.cost_model import CostModel
 from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
 from engine.start_up import StartUp
-from engine.step_profile import profile_steps
+from engine.step_profile import paged_steps, profile_steps
 from kernels.linear.choose import choose_linears
 
 DUMMY = "dummy"
@@ -237,8 +237,10 @@ def _costs(config: EngineConfig, runner: ModelRunner) -> CostModel | None:
     is_on_gpu = config.device.startswith("cuda") and runner.is_asynchronous
     if config.scheduler.itl_budget_ms is None or not is_on_gpu:
         return None
-    max_model_len = resolve_max_model_len(config, runner.model_config)
-    return CostModel(profile_steps(runner, config.scheduler, max_model_len))
+    num_slots = runner.num_blocks * runner.block_size
+    max_context = min(resolve_max_model_len(config, runner.model_config) - 1, num_slots)
+    plan = paged_steps(runner.block_size)
+    return CostModel(profile_steps(runner, config.scheduler, max_context, plan))
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

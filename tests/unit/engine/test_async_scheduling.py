@@ -23,7 +23,7 @@ from engine.ranks.group import SingleRank
 from engine.sampling_params import SamplingParams
 from engine.scheduling.cost_model import CostModel, num_attended
 from engine.sequence import FinishReason
-from engine.step_profile import profile_steps
+from engine.step_profile import paged_steps, profile_steps
 from tests.unit.engine.tiny_checkpoint import save_tiny
 
 PARAMS = (
@@ -265,7 +265,9 @@ def test_steps_are_profiled_in_shapes_that_tell_the_costs_apart(folder: Path) ->
     )
     limits = SchedulerConfig(max_num_sequences=16, max_num_batched_tokens=96)
     times = count(step=0.5)
-    profile = profile_steps(runner, limits, 192, clock=lambda: next(times))
+    profile = profile_steps(
+        runner, limits, 191, paged_steps(runner.block_size), clock=lambda: next(times)
+    )
     shapes = [astuple(shape) for shape, _ in profile]
     assert shapes == [
         (96, num_attended(96, 0), 0),
