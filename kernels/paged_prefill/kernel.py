@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.kernel import kernel, variants
+from kernels.kernel import Variants, kernel, variants
 from kernels.paged_prefill.reference import (
     BLOCK_SIZE,
     CONTRACT,
@@ -24,12 +24,13 @@ from kernels.paged_prefill.reference import (
     SPLIT_CONTRACT,
 )
 
-# The forms of the models that are served; another one is compiled when it is asked for.
-BUNDLED = variants(
-    {"query": (torch.bfloat16,)},
-    [{**meta, "WINDOWED": windowed} for meta in METAS[:2] for windowed in (0, 1)],
-    aligned=(True,),
-)
+
+def bundled(*windowed: int) -> Variants:
+    """Of the models that are served; another one is compiled when it is asked for."""
+    metas = [{**meta, "WINDOWED": each} for meta in METAS[:2] for each in windowed]
+    return variants({"query": (torch.bfloat16,)}, metas, aligned=(True,))
+
+
 LOG2E = tl.constexpr(1.4426950408889634)
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: it may be subtracted from itself
 
@@ -178,7 +179,7 @@ def attend_rows(
     tl.store(out_ptr + places, attended, mask=is_row[:, None] & is_column)
 
 
-@kernel(contract=CONTRACT, variants=BUNDLED)
+@kernel(contract=CONTRACT, variants=bundled(0, 1))
 def paged_prefill_kernel(
     query_ptr,
     query_starts_ptr,
@@ -228,7 +229,7 @@ def paged_prefill_kernel(
     )
 
 
-@kernel(contract=SPLIT_CONTRACT, variants=BUNDLED)
+@kernel(contract=SPLIT_CONTRACT, variants=bundled(0))
 def paged_prefill_split_kernel(
     query_ptr,
     query_starts_ptr,
