@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 import torch
 
-from kernels.kv_quantise.layout import BLOCK_TOKENS, SLAB_TOKENS, slabs_of_block
+from kernels.kv_quantise.grains import grain_of
+from kernels.kv_quantise.layout import BLOCK_TOKENS, slabs_of_block
 from kernels.launch import cdiv
 from kernels.tiered_decode.api import num_runs_of
 from kernels.tiered_decode.reference import Slabs
@@ -15,6 +17,7 @@ from kernels.tiered_plan.reference import TOKEN_BITS, WARM_BITS, Formats
 NUM_HEADS, NUM_KV_HEADS, SIZE = 32, 8, 128
 SINK_TOKENS, HOT_TOKENS, WARM_TOKENS = 64, 128, 512
 PART_BYTES = 32 * SIZE
+META_SIZES = (SIZE, BLOCK_TOKENS)  # of a slot of keys, and of values
 # Codes are spread evenly: keys and values of unit size.
 STEP = {4: 0.217, 8: 0.01353}
 
@@ -57,10 +60,21 @@ def sets_of(
         [_slabs_of(row, bits) for row in bounds.tolist()]
         for bits in (formats.key_bits, formats.value_bits)
     ]
+    grains = [slabs_of_block(bits) for bits in formats]
     num_slabs = [sum(map(len, half)) for half in halves]
-    num_sets = cdiv(min_bytes, sum(num_slabs) * NUM_KV_HEADS * PART_BYTES)
-    arenas = [_arena(num_sets * num, size) for num, size in zip(num_slabs, (SIZE, 64), strict=True)]
-    orders = [torch.randperm(num_sets * num, device="cuda") for num in num_slabs]
+    num_slots = [num // grain for num, grain in zip(num_slabs, grains, strict=True)]
+    slot_bytes = [
+        NUM_KV_HEADS * (grain * PART_BYTES + 2 * size * torch.float16.itemsize)
+        for grain, size in zip(grains, META_SIZES, strict=True)
+    ]
+    num_sets = cdiv(min_bytes, sum(map(mul, num_slots, slot_bytes)))
+    arenas = [
+        _arena(num_sets * num, grain, size)
+        for num, grain, size in zip(num_slots, grains, META_SIZES, strict=True)
+    ]
+    orders = [
+        _scattered(num_sets * num, grain) for num, grain in zip(num_slots, grains, strict=True)
+    ]
     sets = []
     device = torch.device("cuda", 0)
     num_runs = num_runs_of(device, len(bounds), NUM_HEADS, NUM_KV_HEADS)
@@ -80,24 +94,26 @@ def sets_of(
 
 
 def _slabs_of(bounds: Sequence[int], bits: int) -> list[int]:
-    """The bits of each slab of a sequence."""
+    """The bits of each slab of a sequence, whole blocks."""
     sink, cold, warm, length = bounds
     runs = ((sink, TOKEN_BITS), (cold - sink, bits), (warm - cold, WARM_BITS))
     found = []
     for num_tokens, each_bits in (*runs, (length - warm, TOKEN_BITS)):
-        num_blocks = cdiv(num_tokens, BLOCK_TOKENS)
-        num = cdiv(num_tokens, SLAB_TOKENS[16])
-        if each_bits != TOKEN_BITS:
-            num = num_blocks * slabs_of_block(each_bits)
-        found += [each_bits] * num
+        found += [each_bits] * (cdiv(num_tokens, BLOCK_TOKENS) * slabs_of_block(each_bits))
     return found
 
 
-def _arena(num_slabs: int, meta_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (num_slabs, NUM_KV_HEADS, PART_BYTES)
+def _arena(num_slots: int, grain: int, meta_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (num_slots * grain, NUM_KV_HEADS, PART_BYTES)
     slabs = torch.randint(256, shape, dtype=torch.uint8, device="cuda")
-    meta = torch.empty(num_slabs, NUM_KV_HEADS, 2, meta_size, dtype=torch.float16, device="cuda")
+    meta = torch.empty(num_slots, NUM_KV_HEADS, 2, meta_size, dtype=torch.float16, device="cuda")
     return slabs, meta
+
+
+def _scattered(num_slots: int, grain: int) -> torch.Tensor:
+    """Slabs, by whole grains."""
+    slots = torch.randperm(num_slots, device="cuda")
+    return (slots[:, None] * grain + torch.arange(grain, device="cuda")).flatten()
 
 
 def _table(
@@ -108,20 +124,20 @@ def _table(
     sharpness: float,
 ) -> torch.Tensor:
     bits = torch.tensor([each for slabs in sequences for each in slabs], device="cuda")
+    grain, is_keys = grain_of(slabs, meta), meta.shape[3] == SIZE
     for each in (4, 8):
-        chosen = ids[bits == each]
-        scales = torch.empty(len(chosen), *meta.shape[1:2], meta.shape[3], device="cuda")
+        slots = ids[bits == each].view(-1, slabs_of_block(each))[:, ::grain] // grain
+        of_block = 1 if is_keys else slots.shape[1]  # keys have the same in all slots of a block
+        scales = torch.empty(len(slots), of_block, NUM_KV_HEADS, meta.shape[3], device="cuda")
         scales.uniform_(0.5, 1.5).mul_(STEP[each] * sharpness)
         zeros = torch.empty_like(scales).uniform_(-0.5, 1.5)
-        if each == 4 and meta.shape[3] == SIZE:  # high nibbles of keys, as slabs have them
+        if each == 4 and is_keys:  # high nibbles, as slabs have them
             is_high = torch.arange(SIZE, device="cuda") >= SIZE // 2
             scales, zeros = scales / (1 + 15 * is_high), zeros * (1 + 15 * is_high)
-        meta[chosen] = torch.stack((scales, zeros), 2).half()
+        meta[slots] = torch.stack((scales, zeros), 3).half()
     chosen = ids[bits == TOKEN_BITS]
     tokens = torch.randn(len(chosen), NUM_KV_HEADS, 16 * SIZE, device="cuda") * sharpness
     slabs[chosen] = tokens.bfloat16().view(torch.uint8)
-    if meta.shape[3] == SIZE:
-        _share_scales(meta, ids, bits)
     widest = max(map(len, sequences))
     table = torch.zeros(len(sequences), widest, dtype=torch.int32, device="cuda")
     starts = 0
@@ -129,9 +145,3 @@ def _table(
         row[: len(each)] = ids[starts : starts + len(each)]
         starts += len(each)
     return table
-
-
-def _share_scales(meta: torch.Tensor, ids: torch.Tensor, bits: torch.Tensor) -> None:
-    """Both slabs of a block of bytes have the same scales of channels."""
-    pairs = ids[bits == WARM_BITS].view(-1, 2)
-    meta[pairs[:, 1]] = meta[pairs[:, 0]]

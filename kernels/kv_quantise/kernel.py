@@ -54,26 +54,27 @@ def codes_of(exact, scale, zero, BITS: tl.constexpr):
 
 
 @triton.jit
-def slabs_at(table_ptr, nth, num_slabs):
+def slabs_at(table_ptr, nth, num_slabs, GRAIN: tl.constexpr):
     slab = tl.load(table_ptr + nth)
     tl.device_assert((slab >= 0) & (slab < num_slabs), "a slab beyond the arena")
+    tl.device_assert(slab % GRAIN == nth % GRAIN, "a slab out of its place in a grain")
     return slab.to(tl.int64)
 
 
 @triton.jit
-def tokens_at(source, token, channel, SIZE: tl.constexpr):
+def tokens_at(source, token, channel, GRAIN: tl.constexpr, SIZE: tl.constexpr):
     """Of slabs of bfloat16."""
     slabs_ptr, table_ptr, head, heads, slabs = source
-    slab = slabs_at(table_ptr, token // 16, slabs)
+    slab = slabs_at(table_ptr, token // 16, slabs, GRAIN)
     tokens_ptr = slabs_ptr.to(tl.pointer_type(tl.bfloat16))
     place = (slab * 16 + token % 16) * heads + head
     return tl.load(tokens_ptr + place * SIZE + channel).to(tl.float32)
 
 
 @triton.jit
-def place_in_meta(token, BITS: tl.constexpr):
-    """Of the scale of one of a slab's tokens: lanes, 16s, a lane's own four."""
-    SIXTEENS: tl.constexpr = 16 // BITS
+def place_in_meta(token, BITS: tl.constexpr, GRAIN: tl.constexpr):
+    """Of the scale of one of a slot's tokens: lanes, 16s, a lane's own four."""
+    SIXTEENS: tl.constexpr = 16 // BITS * GRAIN
     return token % 16 // 4 * (4 * SIXTEENS) + token // 16 % SIXTEENS * 4 + token % 4
 
 
@@ -91,18 +92,25 @@ def place_of_value(channel, token, BITS: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def values_at(
-    source, channel, token, half: tl.constexpr, FROM_BITS: tl.constexpr, SIZE: tl.constexpr
+    source,
+    channel,
+    token,
+    half: tl.constexpr,
+    FROM_BITS: tl.constexpr,
+    GRAIN: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
     """Of one half of the channels, [SIZE / 2, tokens] float32."""
     slabs_ptr, meta_ptr, table_ptr, head, heads, slabs = source
     if FROM_BITS == 16:
         place = half * (SIZE // 2) + channel
-        exact = tokens_at((slabs_ptr, table_ptr, head, heads, slabs), token, place, SIZE)
+        exact = tokens_at((slabs_ptr, table_ptr, head, heads, slabs), token, place, GRAIN, SIZE)
     else:
-        slab = slabs_at(table_ptr, token // 32, slabs) * heads + head
+        # On their way to 4 bits: a block of those is one slab, and so is a grain.
+        slab = slabs_at(table_ptr, token // 32, slabs, 1) * heads + head
         place = half * (16 * SIZE) + place_of_value(channel, token, 8, SIZE)
         codes = tl.load(slabs_ptr + slab * (32 * SIZE) + place).to(tl.float32)
-        source_meta = meta_ptr + slab * 128 + place_in_meta(token, 8)
+        source_meta = meta_ptr + slab * 128 + place_in_meta(token, 8, 1)
         scale = tl.load(source_meta).to(tl.float32)
         exact = (codes - 128 + tl.load(source_meta + 64).to(tl.float32)) * scale
     return exact
@@ -114,14 +122,16 @@ def kv_quantise_keys_kernel(
     meta_ptr,
     sources_ptr,
     targets_ptr,
-    num_slabs,
+    num_slots,
     num_heads,
     FROM_BITS: tl.constexpr,
     BITS: tl.constexpr,
+    GRAIN: tl.constexpr,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    num_slabs = num_slots * GRAIN
     HALF: tl.constexpr = SIZE // 2
     PART: tl.constexpr = 32 * SIZE
     sources_ptr += block * (FROM_BITS // 4)
@@ -138,12 +148,13 @@ def kv_quantise_keys_kernel(
         if FROM_BITS == 16:
             place = half * HALF + channel
             source = (slabs_ptr, sources_ptr, head, num_heads, num_slabs)
-            exact = tokens_at(source, token, place, SIZE)
+            exact = tokens_at(source, token, place, GRAIN, SIZE)
         else:
-            slab = slabs_at(sources_ptr, row // 32, num_slabs) * num_heads + head
+            # On their way to 4 bits: a block of those is one slab, and so is a grain.
+            slab = slabs_at(sources_ptr, row // 32, num_slabs, 1) * num_heads + head
             place = half * (PART // 2) + row % 32 * HALF + column
             codes = tl.load(slabs_ptr + slab * PART + place).to(tl.float32)
-            first = slabs_at(sources_ptr, 0, num_slabs) * num_heads + head
+            first = slabs_at(sources_ptr, 0, num_slabs, 1) * num_heads + head
             source_meta = meta_ptr + first * (2 * SIZE) + half * HALF + in_meta
             scale = tl.load(source_meta).to(tl.float32)
             zero = tl.load(source_meta + SIZE).to(tl.float32)
@@ -156,15 +167,16 @@ def kv_quantise_keys_kernel(
             if half == 0:
                 low = codes
             else:
-                slab = slabs_at(targets_ptr, 0, num_slabs) * num_heads + head
+                slab = slabs_at(targets_ptr, 0, num_slabs, 1) * num_heads + head
                 tl.store(slabs_ptr + slab * PART + row * HALF + column, low | codes << 4)
         else:
-            slab = slabs_at(targets_ptr, row // 32, num_slabs) * num_heads + head
+            slab = slabs_at(targets_ptr, row // 32, num_slabs, GRAIN) * num_heads + head
             place = half * (PART // 2) + row % 32 * HALF + column
             tl.store(slabs_ptr + slab * PART + place, codes)
-        for nth in tl.static_range(BITS // 4):
-            slab = slabs_at(targets_ptr, nth, num_slabs) * num_heads + head
-            target_meta = meta_ptr + slab * (2 * SIZE) + half * HALF + in_meta
+        for nth in tl.static_range(BITS // 4 // GRAIN):
+            slot = slabs_at(targets_ptr, nth * GRAIN, num_slabs, GRAIN) // GRAIN
+            target_meta = meta_ptr + (slot * num_heads + head) * (2 * SIZE)
+            target_meta += half * HALF + in_meta
             tl.store(target_meta, kept)
             tl.store(target_meta + SIZE, kept_zero)
 
@@ -175,37 +187,41 @@ def kv_quantise_values_kernel(
     meta_ptr,
     sources_ptr,
     targets_ptr,
-    num_slabs,
+    num_slots,
     num_heads,
     FROM_BITS: tl.constexpr,
     BITS: tl.constexpr,
+    GRAIN: tl.constexpr,
     SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     block, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    num_slabs = num_slots * GRAIN
     HALF: tl.constexpr = SIZE // 2
     sources_ptr += block * (FROM_BITS // 4)
     targets_ptr += block * (BITS // 4)
     channel = tl.arange(0, HALF)[:, None]
     token = tl.program_id(2) * TILE + tl.arange(0, TILE)[None, :]
     source = (slabs_ptr, meta_ptr, sources_ptr, head, num_heads, num_slabs)
-    low = values_at(source, channel, token, 0, FROM_BITS, SIZE)
-    high = values_at(source, channel, token, 1, FROM_BITS, SIZE)
+    low = values_at(source, channel, token, 0, FROM_BITS, GRAIN, SIZE)
+    high = values_at(source, channel, token, 1, FROM_BITS, GRAIN, SIZE)
     least = tl.minimum(tl.min(low, 0, keep_dims=True), tl.min(high, 0, keep_dims=True))
     greatest = tl.maximum(tl.max(low, 0, keep_dims=True), tl.max(high, 0, keep_dims=True))
     kept, kept_zero, scale, zero = affine((least, greatest), BITS, 1)
     low, high = codes_of(low, scale, zero, BITS), codes_of(high, scale, zero, BITS)
-    slab = slabs_at(targets_ptr, token // (64 // (BITS // 4)), num_slabs) * num_heads + head
-    stored = slabs_ptr + slab * (32 * SIZE) + place_of_value(channel, token, BITS, SIZE)
+    slab = slabs_at(targets_ptr, token // (64 // (BITS // 4)), num_slabs, GRAIN)
+    stored = slabs_ptr + (slab * num_heads + head) * (32 * SIZE)
+    stored += place_of_value(channel, token, BITS, SIZE)
     if BITS == 4:
         tl.store(stored, low | high << 4)
     else:
         tl.store(stored, low)
         tl.store(stored + 16 * SIZE, high)
-    stored_meta = meta_ptr + slab * 128 + place_in_meta(token, BITS)
+    stored_meta = meta_ptr + (slab // GRAIN * num_heads + head) * 128
+    stored_meta += place_in_meta(token, BITS, GRAIN)
     tl.store(stored_meta, kept)
     tl.store(stored_meta + 64, kept_zero)
-    if BITS == 8:
+    if BITS == 8 and GRAIN == 1:
         # What has no token is zero, as if it had been stored as a whole.
         tl.store(stored_meta + 32, tl.zeros(kept.shape, tl.float16))
         tl.store(stored_meta + 96, tl.zeros(kept.shape, tl.float16))

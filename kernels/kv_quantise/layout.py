@@ -12,9 +12,10 @@ products (PTX ISA, mma.m16n8k16; of bytes a lane owns four neighbours):
   of an accumulator; values are transposed, [channel, lane, 16 tokens, 4 of the lane's own].
 
 A code stands for (code - BIAS + zero) * scale: zeros are counted in steps. Scales and zeros are
-float16, each lane's own side by side: of keys one a channel and block, the same in all slabs of a
-block; of values one a token. Those of the high nibbles of keys are kept as scale / 16 and
-16 * zero, for the nibbles are read as 16 times what they are.
+float16, each lane's own side by side: of keys one a channel and block, the same in all slots of a
+block; of values one a token, those of a slot's tokens together. A slot is a slab's own, or that of
+two neighbours, which a block of 8 bits then is (grains.py). Those of the high nibbles of keys are
+kept as scale / 16 and 16 * zero, for the nibbles are read as 16 times what they are.
 """
 
 import torch
@@ -83,7 +84,7 @@ def unpack_values(packed: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def pack_key_meta(each: torch.Tensor) -> torch.Tensor:
-    """Scales or zeros of channels [..., size], in the order of a slab's metadata."""
+    """Scales or zeros of channels [..., size], in the order of a slot."""
     *lead, size = each.shape
     split = each.reshape(*lead, 2, size // 32, 4, 4)
     return _permuted(split, len(lead), (0, 2, 1, 3)).flatten(len(lead))
@@ -96,7 +97,7 @@ def unpack_key_meta(packed: torch.Tensor) -> torch.Tensor:
 
 
 def pack_value_meta(each: torch.Tensor) -> torch.Tensor:
-    """Scales or zeros of a slab's tokens [..., slab tokens]."""
+    """Scales or zeros of a slot's tokens [..., slot tokens]."""
     *lead, num_tokens = each.shape
     split = each.reshape(*lead, num_tokens // 16, 4, 4)
     return _permuted(split, len(lead), (1, 0, 2)).flatten(len(lead))

@@ -5,6 +5,7 @@ from functools import cache
 import torch
 
 from kernels.errors import ContractError
+from kernels.kv_quantise.grains import by_grains
 from kernels.launch import Launcher, cdiv
 from kernels.tiered_decode import reference
 from kernels.tiered_decode.reference import Slabs
@@ -45,6 +46,8 @@ def tiered_decode(
     of no tokens gives zeros and -inf. Table entries past a sequence's slabs are not read, and what
     lies in its last slab past its last token may be anything. All that changes from step to step is
     read on the GPU: a captured graph stays right.
+
+    The grain of each arena, 1 or 2, is its slabs by its slots of metadata.
     """
     num_sequences, num_heads, size = query.shape
     num_kv_heads = slabs.key_meta.shape[1]
@@ -54,22 +57,24 @@ def tiered_decode(
         expected = f"of heads of {' or '.join(map(str, reference.SIZES))}"
         raise ContractError("tiered_decode", "query", expected, f"{size}")
     rows = reference.rows_of(group)
+    arenas = _by_grains(slabs, formats)
     num_records = len(plan)
     partial = query.new_empty(num_records, num_heads, size, dtype=torch.float32)
     partial_lse = partial.new_empty(num_records, num_heads)
-    arguments = (query, *slabs, key_tables, value_tables, plan, partial, partial_lse)
+    arguments = (query, *arenas, key_tables, value_tables, plan, partial, partial_lse)
     sizes = (
         num_sequences,
         num_heads,
-        len(slabs.keys),
-        len(slabs.values),
+        len(arenas.keys),
+        len(arenas.values),
         num_kv_heads,
         key_tables.shape[1],
         value_tables.shape[1],
         num_records,
     )
     grid = (num_kv_heads, num_records)
-    meta = reference.meta_of(formats, size, rows)
+    grains = arenas.keys.shape[1], arenas.values.shape[1]
+    meta = reference.meta_of(formats, grains, size, rows)
     _launch(grid, *arguments, *query.stride()[:2], *sizes, scale, **meta)
 
     out = query.new_empty(query.shape, dtype=out_dtype or query.dtype)
@@ -81,6 +86,14 @@ def tiered_decode(
     results = (partial, partial_lse, plan, out, lse)
     _launch_merge(grid, *results, num_records, num_sequences, num_heads, **merge, SIZE=size)
     return out, lse
+
+
+def _by_grains(slabs: Slabs, formats: Formats) -> Slabs:
+    keys, values, key_meta, value_meta = slabs
+    return slabs._replace(
+        keys=by_grains("tiered_decode", "key_meta", keys, key_meta, formats.key_bits),
+        values=by_grains("tiered_decode", "value_meta", values, value_meta, formats.value_bits),
+    )
 
 
 @cache

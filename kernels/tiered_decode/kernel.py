@@ -8,8 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.contract import Contract
-from kernels.kernel import Variant, kernel, variants
+from kernels.kernel import kernel, variants
 from kernels.tiered_decode import reference
 from kernels.tiered_decode.reference import CONTRACT, MERGE_CONTRACT
 from kernels.tiered_decode.tiles import (
@@ -23,6 +22,7 @@ from kernels.tiered_decode.tiles import (
     keys_of_nibbles,
     natural,
     nothing_attended,
+    pair_of,
     plain_query,
     prefetch_slabs,
     slab_at,
@@ -32,7 +32,6 @@ from kernels.tiered_decode.tiles import (
     weighed,
 )
 from kernels.tiered_plan import kernel as fields
-from kernels.tiered_plan.reference import SERVED_FORMATS
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -54,6 +53,8 @@ def attend_quantised(
     kv_heads,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
+    KEY_GRAIN: tl.constexpr,
+    VALUE_GRAIN: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -66,24 +67,24 @@ def attend_quantised(
     in_part = tl.arange(0, PART)
     in_half_part = tl.arange(0, PART // 2)
     in_half = tl.arange(0, HALF)
-    pair = tl.arange(0, 2)
     slab_bytes = kv_heads * PART
     for block in tl.range(first, last, num_stages=STAGES):
-        if VALUE_BITS == 4:
-            value_slab = slab_at(value_table_ptr + block, num_values)
-        else:
-            value_slabs = slab_at(value_table_ptr + 2 * block + pair, num_values)
+        key_place = key_table_ptr + block * (KEY_BITS // 4)
+        value_place = value_table_ptr + block * (VALUE_BITS // 4)
+        value_slab = slab_at(value_place, num_values)
+        if VALUE_BITS == 8:
+            value_slabs = pair_of(value_slab, value_place, num_values, VALUE_GRAIN)
+        key_slab = slab_at(key_place, num_keys)
         if KEY_BITS == 4:
-            key_slab = slab_at(key_table_ptr + block, num_keys)
             packed_keys = tl.load(key_slabs_ptr + key_slab * slab_bytes + head * PART + in_part)
         else:
-            key_slab = slab_at(key_table_ptr + 2 * block, num_keys)
-            both = slab_at(key_table_ptr + 2 * block + pair, num_keys)
-            starts = both * slab_bytes + head * PART
+            key_slabs = pair_of(key_slab, key_place, num_keys, KEY_GRAIN)
+            starts = key_slabs * slab_bytes + head * PART
             halves = key_slabs_ptr + starts[:, None] + in_half_part[None, :]
             packed_low = tl.load(halves)
             packed_high = tl.load(halves + PART // 2)
-        key_meta = key_meta_ptr + (key_slab * kv_heads + head) * (2 * SIZE) + in_half
+        key_slot = key_slab // KEY_GRAIN
+        key_meta = key_meta_ptr + (key_slot * kv_heads + head) * (2 * SIZE) + in_half
         scales_low = accumulated(tl.load(key_meta), 1, HALF // 32)
         scales_high = accumulated(tl.load(key_meta + HALF), 1, HALF // 32)
         zeros_low = accumulated(tl.load(key_meta + SIZE), 1, HALF // 32)
@@ -91,14 +92,17 @@ def attend_quantised(
         if VALUE_BITS == 4:
             starts = value_slab * slab_bytes + head * PART
             packed_values = tl.load(value_slabs_ptr + starts + in_part)
-            value_meta = value_meta_ptr + (value_slab * kv_heads + head) * 128 + tl.arange(0, 64)
-            value_scales = accumulated(tl.load(value_meta), 1, 2)
-            value_zeros = accumulated(tl.load(value_meta + 64), 1, 2)
         else:
             starts = value_slabs * slab_bytes + head * PART
             halves = value_slabs_ptr + starts[:, None] + in_half_part[None, :]
             packed_values_low = tl.load(halves)
             packed_values_high = tl.load(halves + PART // 2)
+        if VALUE_BITS // VALUE_GRAIN == 4:  # of all 64 tokens
+            value_slot = value_slab // VALUE_GRAIN
+            value_meta = value_meta_ptr + (value_slot * kv_heads + head) * 128 + tl.arange(0, 64)
+            value_scales = accumulated(tl.load(value_meta), 1, 2)
+            value_zeros = accumulated(tl.load(value_meta + 64), 1, 2)
+        else:
             places = ((value_slabs * kv_heads + head) * 128)[:, None] + tl.arange(0, 32)[None, :]
             value_scales = accumulated(tl.load(value_meta_ptr + places), 2, 1)
             value_zeros = accumulated(tl.load(value_meta_ptr + 64 + places), 2, 1)
@@ -140,8 +144,7 @@ def attend_tokens(
     factor,
     state,
     arenas,
-    key_table_ptr,
-    value_table_ptr,
+    tables,
     record_ptr,
     head,
     kv_heads,
@@ -158,6 +161,7 @@ def attend_tokens(
     value_skip = tl.load(record_ptr + fields.VALUE_SKIP)
     num_tokens = tl.load(record_ptr + fields.NUM_TOKENS)
     key_slabs_ptr, value_slabs_ptr, _, _, num_keys, num_values = arenas
+    key_table_ptr, value_table_ptr = tables
     keys_ptr = key_slabs_ptr.to(tl.pointer_type(tl.bfloat16))
     values_ptr = value_slabs_ptr.to(tl.pointer_type(tl.bfloat16))
     token = tl.arange(0, 16)
@@ -214,13 +218,7 @@ def store_attended(
     tl.store(partial_lse_ptr + in_group, lse, mask=in_group < group)
 
 
-def forms(contract: Contract) -> list[Variant]:
-    """Of groups of up to 8 heads of the usual size; others are compiled when they come."""
-    meta = reference.meta_of(SERVED_FORMATS, reference.SERVED_SIZE, reference.ROWS[0])
-    return variants({}, [meta], aligned=[True])(contract)
-
-
-@kernel(contract=CONTRACT, variants=forms)
+@kernel(contract=CONTRACT, variants=variants({}, [reference.SERVED_META], aligned=[True]))
 def tiered_decode_kernel(
     query_ptr,
     key_slabs_ptr,
@@ -236,8 +234,8 @@ def tiered_decode_kernel(
     query_head_stride,
     sequences,
     heads,
-    num_keys,
-    num_values,
+    key_slots,
+    value_slots,
     kv_heads,
     max_key_slabs,
     max_value_slabs,
@@ -245,6 +243,8 @@ def tiered_decode_kernel(
     scale,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
+    KEY_GRAIN: tl.constexpr,
+    VALUE_GRAIN: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -258,6 +258,7 @@ def tiered_decode_kernel(
     run = tl.load(record_ptr + fields.RUN)
     if run == fields.NO_RUN:
         return
+    num_keys, num_values = key_slots * KEY_GRAIN, value_slots * VALUE_GRAIN
     arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
     group = heads // kv_heads
     row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
@@ -269,19 +270,9 @@ def tiered_decode_kernel(
     if tl.load(record_ptr + fields.FIRST_TOKEN_SLAB) < tl.load(record_ptr + fields.LAST_TOKEN_SLAB):
         query = plain_query(queries, query_head_stride, group, SIZE, ROWS)
         factor = tl.full((ROWS,), 1.0, tl.float32) * (scale * LOG2_E)
+        tables = (key_table, value_table)
         state = attend_tokens(
-            query,
-            factor,
-            state,
-            arenas,
-            key_table,
-            value_table,
-            record_ptr,
-            head,
-            kv_heads,
-            SIZE,
-            ROWS,
-            STAGES,
+            query, factor, state, arenas, tables, record_ptr, head, kv_heads, SIZE, ROWS, STAGES
         )
     cold_start = tl.load(record_ptr + fields.SINK_SLABS)
     first_cold = tl.load(record_ptr + fields.FIRST_COLD)
@@ -293,7 +284,7 @@ def tiered_decode_kernel(
     first_keys = tl.load(at_key, mask=has_cold, other=0)
     first_values = tl.load(at_value, mask=has_cold, other=0)
     low, high = halves_of_query(queries, query_head_stride, group, SIZE, ROWS)
-    prefetch_slabs(arenas, first_keys, first_values, head, kv_heads, SIZE)
+    prefetch_slabs(arenas, first_keys, first_values, head, kv_heads, KEY_GRAIN, VALUE_GRAIN, SIZE)
     low, high, unit = unit_query(low, high, SIZE // 2, ROWS)
     factor = unit * (scale * LOG2_E)
     state = attend_quantised(
@@ -310,6 +301,8 @@ def tiered_decode_kernel(
         kv_heads,
         KEY_BITS,
         VALUE_BITS,
+        KEY_GRAIN,
+        VALUE_GRAIN,
         SIZE,
         ROWS,
         STAGES,
@@ -333,6 +326,8 @@ def tiered_decode_kernel(
                 kv_heads,
                 8,
                 8,
+                KEY_GRAIN,
+                VALUE_GRAIN,
                 SIZE,
                 ROWS,
                 WARM_STAGES,

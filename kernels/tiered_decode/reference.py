@@ -10,18 +10,19 @@ import torch
 
 from kernels.contract import FLOATS, Contract, Count, InOut, Output, Scalar, Stride, Tensor
 from kernels.errors import ContractError
+from kernels.kv_quantise.grains import grain_of
 from kernels.kv_quantise.layout import SLAB_TOKENS, slabs_of_block
 from kernels.kv_quantise.reference import Packed, dequantised_keys, dequantised_values
 from kernels.launch import cdiv
-from kernels.tiered_plan.reference import TOKEN_BITS, WARM_BITS, Formats
+from kernels.tiered_plan.reference import SERVED_FORMATS, TOKEN_BITS, WARM_BITS, Formats
 
 CONTRACT = Contract(
     "tiered_decode",
     query=Tensor("sequences heads size", torch.bfloat16, layout="rows", wide_index=True),
-    key_slabs=Tensor("slabs kv_heads 32*size", torch.uint8, wide_index=True),
-    value_slabs=Tensor("value_slabs kv_heads 32*size", torch.uint8, wide_index=True),
-    key_meta=Tensor("slabs kv_heads 2 size", torch.float16, wide_index=True),
-    value_meta=Tensor("value_slabs kv_heads 2 64", torch.float16, wide_index=True),
+    key_slabs=Tensor("key_slots key_grain kv_heads 32*size", torch.uint8, wide_index=True),
+    value_slabs=Tensor("value_slots value_grain kv_heads 32*size", torch.uint8, wide_index=True),
+    key_meta=Tensor("key_slots kv_heads 2 size", torch.float16, wide_index=True),
+    value_meta=Tensor("value_slots kv_heads 2 64", torch.float16, wide_index=True),
     key_tables=Tensor("sequences max_key_slabs", torch.int32, wide_index=True),
     value_tables=Tensor("sequences max_value_slabs", torch.int32, wide_index=True),
     plan=Tensor("records 16", torch.int32),
@@ -31,8 +32,8 @@ CONTRACT = Contract(
     query_head_stride=Stride("query", 1),
     sequences=Count("sequences"),
     heads=Count("heads"),
-    num_keys=Count("slabs"),
-    num_values=Count("value_slabs"),
+    key_slots=Count("key_slots"),
+    value_slots=Count("value_slots"),
     kv_heads=Count("kv_heads"),
     max_key_slabs=Count("max_key_slabs"),
     max_value_slabs=Count("max_value_slabs"),
@@ -70,7 +71,12 @@ SERVED_MERGE_METAS = [
 
 class Slabs(NamedTuple):
     """The arenas of keys and of values, [num_slabs, kv_heads, 32 * size] uint8, and the metadata of
-    their slabs, [num_slabs, kv_heads, 2, size] and [num_slabs, kv_heads, 2, 64] float16."""
+    their slabs, [num_slots, kv_heads, 2, size] and [num_slots, kv_heads, 2, 64] float16.
+
+    Each arena has its own grain, num_slabs / num_slots: 1, or 2 where no block is of 4 bits. Where
+    it is 2, a block of 8 bits is slabs 2g and 2g + 1, with slot g for both, and a table has the two
+    side by side.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -86,10 +92,17 @@ def rows_of(group: int) -> int:
     return next(rows for rows in ROWS if group <= rows)
 
 
-def meta_of(formats: Formats, size: int, rows: int) -> dict[str, int]:
-    """What the kernel is launched with."""
+def meta_of(formats: Formats, grains: tuple[int, int], size: int, rows: int) -> dict[str, int]:
+    """What the kernel is launched with. grains: of the arenas of keys and of values."""
     bits = {"KEY_BITS": formats.key_bits, "VALUE_BITS": formats.value_bits}
-    return bits | {"SIZE": size, "ROWS": rows, "STAGES": STAGES[formats], "num_warps": 1}
+    slots = {"KEY_GRAIN": grains[0], "VALUE_GRAIN": grains[1]}
+    form = {"SIZE": size, "ROWS": rows, "STAGES": STAGES[formats], "num_warps": 1}
+    return bits | slots | form
+
+
+# Of groups of up to 8 heads of the usual size; others are compiled when they come.
+SERVED_GRAINS = slabs_of_block(SERVED_FORMATS.key_bits), slabs_of_block(SERVED_FORMATS.value_bits)
+SERVED_META = meta_of(SERVED_FORMATS, SERVED_GRAINS, SERVED_SIZE, ROWS[0])
 
 
 def tiered_decode(
@@ -146,7 +159,8 @@ def _of_format(slabs: Slabs, chosen: torch.Tensor, bits: int, *, is_keys: bool) 
     if bits == TOKEN_BITS:
         tokens = arena[chosen].view(torch.bfloat16).view(-1, num_kv_heads, size)
         return tokens.transpose(0, 1).double()
-    blocks = chosen.view(-1, slabs_of_block(bits))
-    packed = Packed(arena[blocks].movedim(2, 0), meta[blocks].movedim(2, 0))
+    blocks, grain = chosen.view(-1, slabs_of_block(bits)), grain_of(arena, meta)
+    slots = blocks[:, ::grain] // grain
+    packed = Packed(arena[blocks].movedim(2, 0), meta[slots].movedim(2, 0))
     dequantised_blocks = dequantised_keys if is_keys else dequantised_values
     return dequantised_blocks(packed, bits).flatten(1, 2)

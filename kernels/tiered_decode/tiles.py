@@ -71,6 +71,18 @@ def slab_at(place_ptr, num_slabs):
 
 
 @triton.jit
+def pair_of(first, place_ptr, num_slabs, GRAIN: tl.constexpr):
+    """The slabs of a block of bytes, whose first one a table has there: neighbours, if of one
+    grain."""
+    if GRAIN == 2:
+        tl.device_assert(first % 2 == 0, "a slab out of its place in a grain")
+        slabs = first + tl.arange(0, 2)
+    else:
+        slabs = slab_at(place_ptr + tl.arange(0, 2), num_slabs)
+    return slabs
+
+
+@triton.jit
 def in_order(packed):
     """What the masks do to the places of the bytes, [..., bytes]: the middle ones of each four."""
     bytes = packed.reshape(packed.numel // 4, 2, 2).permute(0, 2, 1)
@@ -277,14 +289,25 @@ def prefetch_lines(lines):
 
 
 @triton.jit
-def prefetch_slabs(arenas, key_slab, value_slab, head, kv_heads, SIZE: tl.constexpr):
+def prefetch_slabs(
+    arenas,
+    key_slab,
+    value_slab,
+    head,
+    kv_heads,
+    KEY_GRAIN: tl.constexpr,
+    VALUE_GRAIN: tl.constexpr,
+    SIZE: tl.constexpr,
+):
     """One head's part of two slabs, and of their metadata."""
     if not IS_INTERPRETED:
         key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, _, _ = arenas
         key_part = key_slab.to(tl.int64) * kv_heads + head
+        key_slot = (key_slab // KEY_GRAIN).to(tl.int64) * kv_heads + head
         value_part = value_slab.to(tl.int64) * kv_heads + head
+        value_slot = (value_slab // VALUE_GRAIN).to(tl.int64) * kv_heads + head
         line = tl.arange(0, 32)
         prefetch_lines(key_slabs_ptr + key_part * (32 * SIZE) + line * SIZE)
-        prefetch_lines(key_meta_ptr + key_part * (2 * SIZE) + line * 64 % (2 * SIZE))
+        prefetch_lines(key_meta_ptr + key_slot * (2 * SIZE) + line * 64 % (2 * SIZE))
         prefetch_lines(value_slabs_ptr + value_part * (32 * SIZE) + line * SIZE)
-        prefetch_lines(value_meta_ptr + value_part * 128 + line * 64 % 128)
+        prefetch_lines(value_meta_ptr + value_slot * 128 + line * 64 % 128)

@@ -1,7 +1,8 @@
 """Sequences in slabs of several formats as an attention kernel must take them: slabs in any order,
-NaN in every place that no token holds, table entries past a sequence's slabs that are none."""
+NaN in every place that no token holds, table entries past a sequence's slabs that are none. An
+arena has grains of as many slabs as a block of its cold format, unless it is to have others."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from kernels.tiered_decode.reference import Slabs
 from kernels.tiered_plan.reference import TOKEN_BITS, WARM_BITS, Formats
 
 NO_SLAB = 2**30
+Stored = tuple[torch.Tensor, torch.Tensor | None]  # a slab, and what its slot holds
 
 
 class Cache(NamedTuple):
@@ -49,12 +51,15 @@ def slab_cache(
     formats: Formats,
     keys: Sequence[torch.Tensor] | None = None,
     values: Sequence[torch.Tensor] | None = None,
+    grains: Sequence[int] | None = None,
 ) -> Cache:
-    """keys, values: of each sequence [num_kv_heads, length, size] bfloat16; random, if None."""
+    """keys, values: of each sequence [num_kv_heads, length, size] bfloat16; random, if None.
+    grains: of keys and of values."""
     arenas = []
-    for is_keys, bits, given in (
-        (True, formats.key_bits, keys),
-        (False, formats.value_bits, values),
+    of_keys, of_values = grains or map(slabs_of_block, formats)
+    for is_keys, bits, grain, given in (
+        (True, formats.key_bits, of_keys, keys),
+        (False, formats.value_bits, of_values, values),
     ):
         lengths = bounds[:, 3].tolist()
         if given is None:
@@ -62,7 +67,12 @@ def slab_cache(
                 tokens_of(length, num_kv_heads, size, 2 * row + is_keys)
                 for row, length in enumerate(lengths)
             ]
-        arenas.append(_arena(bounds.tolist(), num_kv_heads, size, bits, given, is_keys=is_keys))
+        found = [
+            list(_slabs_of(each, row, bits, grain, is_keys=is_keys))
+            for row, each in zip(bounds.tolist(), given, strict=True)
+        ]
+        meta_size = size if is_keys else BLOCK_TOKENS
+        arenas.append(_arena(found, num_kv_heads, size, meta_size, grain))
     (key_slabs, key_meta, key_tables), (value_slabs, value_meta, value_tables) = arenas
     return Cache(
         Slabs(key_slabs, value_slabs, key_meta, value_meta), key_tables, value_tables, bounds
@@ -70,49 +80,42 @@ def slab_cache(
 
 
 def _arena(
-    bounds: Sequence[Sequence[int]],
-    num_kv_heads: int,
-    size: int,
-    bits: int,
-    tokens: Sequence[torch.Tensor],
-    *,
-    is_keys: bool,
+    found: Sequence[Sequence[Stored]], num_kv_heads: int, size: int, meta_size: int, grain: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Slabs, metadata and tables of keys, or of values."""
-    found = [
-        list(_slabs_of(each, row, bits, is_keys=is_keys))
-        for row, each in zip(bounds, tokens, strict=True)
-    ]
-    num_slabs = sum(map(len, found)) + 1
-    arena = torch.full((num_slabs, num_kv_heads, 16 * size), float("nan"), dtype=torch.bfloat16)
-    arena = arena.view(torch.uint8)
-    meta_size = (num_slabs, num_kv_heads, 2, size if is_keys else BLOCK_TOKENS)
-    meta = torch.full(meta_size, float("nan"), dtype=torch.float16)
+    num_slots = sum(cdiv(len(each), grain) for each in found) + 1
+    shape = (num_slots * grain, num_kv_heads, 16 * size)
+    arena = torch.full(shape, float("nan"), dtype=torch.bfloat16).view(torch.uint8)
+    shape = (num_slots, num_kv_heads, 2, meta_size)
+    meta = torch.full(shape, float("nan"), dtype=torch.float16)
     tables = torch.full((len(found), max(map(len, found), default=0) + 1), NO_SLAB)
-    order = torch.randperm(num_slabs, generator=torch.Generator().manual_seed(num_slabs)).tolist()
+    order = torch.randperm(num_slots, generator=torch.Generator().manual_seed(num_slots)).tolist()
     for table, slabs in zip(tables, found, strict=True):
-        for place, (slab, slab_meta) in enumerate(slabs):
-            table[place] = chosen = order.pop()
+        for place, (slab, slot_meta) in enumerate(slabs):
+            if place % grain == 0:
+                slot = order.pop()
+            table[place] = chosen = slot * grain + place % grain
             arena[chosen] = slab
-            if slab_meta is not None:
-                meta[chosen] = slab_meta
+            if slot_meta is not None:
+                meta[slot] = slot_meta
     return arena, meta, tables.int()
 
 
-def _slabs_of(tokens: torch.Tensor, bounds: Sequence[int], bits: int, *, is_keys: bool):
-    """Each slab [num_kv_heads, 32 * size] of a sequence, and its metadata."""
+def _slabs_of(
+    tokens: torch.Tensor, bounds: Sequence[int], bits: int, grain: int, *, is_keys: bool
+) -> Iterator[Stored]:
     sink, cold, warm, length = bounds
     yield from _token_slabs(tokens[:, :sink])
     for begin, end, each_bits in ((sink, cold, bits), (cold, warm, WARM_BITS)):
         for start in range(begin, end, BLOCK_TOKENS):
             quantised = quantised_keys if is_keys else quantised_values
-            packed = quantised(tokens[:, start : start + BLOCK_TOKENS], each_bits)
+            packed = quantised(tokens[:, start : start + BLOCK_TOKENS], each_bits, grain)
             for slab in range(slabs_of_block(each_bits)):
-                yield packed.bytes[:, slab], packed.meta[:, slab]
+                yield packed.bytes[:, slab], packed.meta[:, slab // grain]
     yield from _token_slabs(tokens[:, warm:length])
 
 
-def _token_slabs(tokens: torch.Tensor):
+def _token_slabs(tokens: torch.Tensor) -> Iterator[Stored]:
     num_kv_heads, num_tokens, size = tokens.shape
     for start in range(0, cdiv(num_tokens, SLAB_TOKENS[TOKEN_BITS]) * 16, 16):
         slab = torch.full((16, num_kv_heads, size), float("nan"), dtype=torch.bfloat16)

@@ -13,7 +13,7 @@ from kernels.kv_quantise import layout, reference
 from kernels.kv_quantise.api import quantise_keys
 from kernels.kv_quantise.layout import BIAS, LEVELS, SLAB_TOKENS, slabs_of_block
 from tests.kernels.launches import assert_bundled
-from tests.kernels.quantised_blocks import CODECS, KINDS, arena
+from tests.kernels.quantised_blocks import CODECS, FORMS, KINDS, arena, tokens
 
 EXPONENTS = st.integers(-14, 18)
 
@@ -68,6 +68,16 @@ def test_errors_are_half_a_step(kind, bits, numbers, seed) -> None:
     assert (error <= 0.76 * step * (1 + 2**-6)).all()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slot_of_two_slabs_holds_what_their_own_would(kind: str) -> None:
+    quantised, dequantised, _ = CODECS[kind]
+    exact = tokens(2, 3, 64)
+    own, shared = quantised(exact, 8), quantised(exact, 8, 2)
+    assert [each.meta.shape[2] for each in (own, shared)] == [2, 1]
+    assert torch.equal(own.bytes, shared.bytes)
+    assert torch.equal(dequantised(own, 8), dequantised(shared, 8))
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.sampled_from(["keys", "values"]), st.sampled_from([4, 8]), st.integers(0, 10**6))
 def test_what_codes_stand_for_is_quantised_to_the_same_codes(kind, bits, seed) -> None:
@@ -81,11 +91,13 @@ def test_what_codes_stand_for_is_quantised_to_the_same_codes(kind, bits, seed) -
 
 
 @pytest.mark.parametrize("size", [64, 128])
-@pytest.mark.parametrize(("from_bits", "bits"), reference.FROM_TO_BITS)
+@pytest.mark.parametrize(("from_bits", "bits", "grain"), FORMS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kernel_equals_its_reference(kind: str, from_bits: int, bits: int, size: int) -> None:
+def test_the_kernel_equals_its_reference(
+    kind: str, from_bits: int, bits: int, grain: int, size: int
+) -> None:
     op, expected = KINDS[kind]
-    slabs, meta, sources, others = arena(kind, from_bits, size)
+    slabs, meta, sources, others = arena(kind, from_bits, size, grain=grain)
     width = slabs_of_block(bits)
     targets = others[: 2 * width].view(2, width)
     assert_equals_reference(op, expected, slabs, meta, sources, targets, from_bits, bits)
@@ -112,6 +124,35 @@ def test_a_slab_beyond_the_arena_is_noticed(kind: str, slab: int) -> None:
         table.copy_(kept)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_slab_out_of_its_place_in_a_grain_is_noticed(kind: str) -> None:
+    slabs, meta, sources, others = arena(kind, 16, 64, grain=2)
+    targets = others[:4].view(2, 2)
+    for tables in ((sources, targets.flip(1)), (sources.flip(1), targets)):
+        with checked(), pytest.raises(DeviceAssertion, match="out of its place in a grain"):
+            KINDS[kind][0](slabs, meta, *tables, 16, 8)
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "bits", "expected"),
+    [
+        (12, 4, "of 24 slots, for 24 slabs and blocks of 4 bits, came 12"),
+        (8, 8, "of 24 or 12 slots, for 24 slabs and blocks of 8 bits, came 8"),
+        (11, 8, "of 24 or 12 slots, for 24 slabs and blocks of 8 bits, came 11"),
+        (25, 4, "of 24 slots, for 24 slabs and blocks of 4 bits, came 25"),
+        (0, 8, "of 24 or 12 slots, for 24 slabs and blocks of 8 bits, came 0"),
+    ],
+)
+def test_slots_that_are_none_of_those_slabs_are_refused(
+    num_slots: int, bits: int, expected: str
+) -> None:
+    slabs, meta, sources, others = arena("keys", 16, 64)
+    meta = torch.cat((meta, meta))[:num_slots]
+    targets = others[: 2 * slabs_of_block(bits)].view(2, -1)
+    with checked(), pytest.raises(ContractError, match=f"meta must be {expected}"):
+        quantise_keys(slabs, meta, sources, targets, 16, bits)
+
+
 def test_what_no_kernel_writes_is_refused() -> None:
     slabs, meta, sources, others = arena("keys", 16, 64)
     targets = others[:2].view(2, 1)
@@ -127,8 +168,8 @@ def test_what_no_kernel_writes_is_refused() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_launch_of_a_served_model_has_its_variant(kind: str) -> None:
     op: Callable[..., None] = KINDS[kind][0]
-    for from_bits, bits in reference.FROM_TO_BITS[:1] if kind == "keys" else reference.FROM_TO_BITS:
-        slabs, meta, sources, others = arena(kind, from_bits, 128)
+    for from_bits, bits, grain in FORMS[3:] if kind == "keys" else FORMS[:3]:
+        slabs, meta, sources, others = arena(kind, from_bits, 128, grain=grain)
         width = slabs_of_block(bits)
         targets = others[: 2 * width].view(2, width)
         arguments = (slabs, meta, sources, targets, from_bits, bits)

@@ -52,6 +52,16 @@ def test_tiers_of_unequal_lengths(size: int, formats: Formats) -> None:
         assert_right(tokens_of(4, 4, size, seed=9).transpose(0, 1), cache, formats, num_runs)
 
 
+@pytest.mark.parametrize(
+    ("formats", "grains"),
+    [((8, 4), (1, 1)), ((8, 8), (1, 1)), ((8, 8), (1, 2)), ((8, 8), (2, 1))],
+)
+def test_grains_are_those_of_the_arenas(formats: tuple[int, int], grains: tuple[int, int]) -> None:
+    """Whatever the formats of the run; the others are those of a cold tier's own arenas."""
+    cache = slab_cache(bounds_of([460, 130], warm=128), 2, 64, Formats(*formats), grains=grains)
+    assert_right(tokens_of(2, 4, 64, seed=9).transpose(0, 1), cache, Formats(*formats))
+
+
 @pytest.mark.parametrize(("formats", "atol"), list(zip(FORMATS, (1e-9, 0.02, 0.02), strict=True)))
 def test_the_reference_is_attention_by_hand(formats: Formats, atol: float) -> None:
     """Of keys and values that codes of 4 bits hold exactly."""
@@ -125,6 +135,23 @@ def test_a_slab_beyond_the_arena_is_noticed(slab: int) -> None:
         wrong = cache._replace(key_tables=table)
         with pytest.raises(DeviceAssertion, match="a slab beyond the arena"):
             attended(tokens_of(1, 1, 64, seed=9).transpose(0, 1), wrong, INT4, 2, 1.0)
+
+
+def test_a_block_out_of_its_grain_is_noticed() -> None:
+    cache = slab_cache(bounds_of([300], sink=0, warm=0), 1, 64, FORMATS[2])
+    cache.key_tables[0, :2] = cache.key_tables[0, :2].flip(0)
+    with pytest.raises(DeviceAssertion, match="a slab out of its place in a grain"):
+        attended(tokens_of(1, 1, 64, seed=9).transpose(0, 1), cache, FORMATS[2], 1, 1.0)
+
+
+@pytest.mark.parametrize("name", ["key_meta", "value_meta"])
+def test_slots_that_are_none_of_those_slabs_are_refused(name: str) -> None:
+    cache = slab_cache(bounds_of([300]), 1, 64, INT4)
+    meta = getattr(cache.slabs, name)
+    wrong = cache._replace(slabs=cache.slabs._replace(**{name: meta[: len(meta) // 2]}))
+    expected = f"{name} must be of {len(meta)} slots, for {len(meta)} slabs and blocks of 4 bits"
+    with pytest.raises(ContractError, match=expected):
+        attended(tokens_of(1, 1, 64, seed=9).transpose(0, 1), wrong, INT4, 1, 1.0)
 
 
 def test_what_no_kernel_reads_is_refused() -> None:

@@ -14,7 +14,6 @@ from kernels.image.lines.api import line_runs, projections
 from kernels.image.resize.api import resize_normalise
 from kernels.kv_append.api import kv_append
 from kernels.kv_quantise.layout import slabs_of_block
-from kernels.kv_quantise.reference import FROM_TO_BITS
 from kernels.launch import Grid, Launcher, launching
 from kernels.linear.api import LINEARS, SILU_MULS, linear, multiply, pack_linear
 from kernels.paged_decode.api import paged_decode
@@ -32,7 +31,7 @@ from kernels.tiered_plan.reference import FORMATS
 from kernels.tiered_plan.reference import tiered_plan as reference_plan
 from tests.kernels.appended_tokens import appended
 from tests.kernels.contexts import paged
-from tests.kernels.quantised_blocks import KINDS, arena
+from tests.kernels.quantised_blocks import FORMS, KINDS, arena
 from tests.kernels.sampling_rows import ROWS, parameters_of
 from tests.kernels.slab_caches import bounds_of, slab_cache
 
@@ -157,11 +156,11 @@ def append_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
 def quantise_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
     calls: dict[str, Callable[[], object]] = {}
     for kind, (quantise, _) in KINDS.items():
-        for from_bits, bits in FROM_TO_BITS:
-            slabs, meta, sources, others = arena(kind, from_bits, head_dim)
+        for from_bits, bits, grain in FORMS:
+            slabs, meta, sources, others = arena(kind, from_bits, head_dim, grain=grain)
             targets = others[: 2 * slabs_of_block(bits)].view(2, -1)
             tensors = [each.to(device) for each in (slabs, meta, sources, targets)]
-            name = f"quantise {kind} of {from_bits} bits to {bits}"
+            name = f"quantise {kind} of {from_bits} bits to {bits}, grains of {grain}"
             calls[name] = partial(quantise, *tensors, from_bits, bits)
     return calls
 

@@ -60,6 +60,12 @@ def test_of_one_format_alone(formats: Formats) -> None:
     assert_right(torch.randn(2, 8, 128).bfloat16(), cache, formats, 13)
 
 
+@pytest.mark.parametrize("grains", [(1, 1), (1, 2), (2, 1)])
+def test_grains_are_those_of_the_arenas(grains: tuple[int, int]) -> None:
+    cache = slab_cache(bounds_of(LENGTHS), 2, 128, FORMATS[2], grains=grains)
+    assert_right(torch.randn(len(LENGTHS), 8, 128).bfloat16(), cache, FORMATS[2], 13)
+
+
 @pytest.mark.parametrize("formats", FORMATS)
 def test_in_a_graph_whose_sequences_change(formats: Formats) -> None:
     bounds = bounds_of([1000, 700, 300, 90])

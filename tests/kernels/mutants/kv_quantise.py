@@ -16,8 +16,8 @@ from tests.kernels.mutants.mutant import DIFFERS, Mutant, Op
 from tests.kernels.quantised_blocks import arena
 
 
-def case(kind: str, from_bits: int, bits: int, size: int) -> tuple[Any, ...]:
-    slabs, meta, sources, others = arena(kind, from_bits, size)
+def case(kind: str, from_bits: int, bits: int, size: int, grain: int) -> tuple[Any, ...]:
+    slabs, meta, sources, others = arena(kind, from_bits, size, grain=grain)
     targets = others[: 2 * slabs_of_block(bits)].view(2, -1)
     return slabs, meta, sources, targets, from_bits, bits
 
@@ -28,14 +28,20 @@ def op(kind: str) -> Op:
         f"quantise_{kind}",
         getattr(reference, f"quantise_{kind}"),
         {
-            f"{from_bits} to {bits} bits, size {size}": partial(case, kind, from_bits, bits, size)
-            for from_bits, bits, size in ((16, 4, 64), (16, 8, 128), (8, 4, 64))
+            f"{from_bits} to {bits} bits, size {size}, grains of {grain}": partial(
+                case, kind, from_bits, bits, size, grain
+            )
+            for from_bits, bits, size, grain in (
+                (16, 4, 64, 1),
+                (16, 8, 128, 1),
+                (8, 4, 64, 1),
+                (16, 8, 64, 2),
+            )
         },
     )
 
 
 KEYS, VALUES = op("keys"), op("values")
-SOURCE = "slab = slabs_at(sources_ptr, row // 32, num_slabs)"
 MUTANTS = {
     KEYS: [
         Mutant("bytes in their places", "return byte % 2 * 2 + byte // 2", "return byte", DIFFERS),
@@ -73,14 +79,36 @@ MUTANTS = {
         ),
         Mutant(
             "metadata of the first slab alone",
-            "for nth in tl.static_range(BITS // 4):",
+            "for nth in tl.static_range(BITS // 4 // GRAIN):",
             "for nth in tl.static_range(1):",
             DIFFERS,
         ),
         Mutant(
+            "a slot too many",
+            "for nth in tl.static_range(BITS // 4 // GRAIN):",
+            "for nth in tl.static_range(BITS // 4):",
+            DoubleStore,
+            "store of meta",
+        ),
+        Mutant(
+            "slots by slabs",
+            "nth * GRAIN, num_slabs, GRAIN) // GRAIN",
+            "nth * GRAIN, num_slabs, GRAIN)",
+            OutOfBounds,
+            "store of meta",
+        ),
+        Mutant(
+            "slots where slabs are counted",
+            "num_slabs = num_slots * GRAIN",
+            "num_slabs = num_slots",
+            DeviceAssertion,
+            "a slab beyond the arena",
+            within="kv_quantise_keys_kernel",
+        ),
+        Mutant(
             "one slab for two",
-            "slab = slabs_at(targets_ptr, row // 32, num_slabs)",
-            "slab = slabs_at(targets_ptr, 0, num_slabs)",
+            "slab = slabs_at(targets_ptr, row // 32, num_slabs, GRAIN)",
+            "slab = slabs_at(targets_ptr, 0, num_slabs, GRAIN)",
             DoubleStore,
             "store of slabs",
         ),
@@ -109,8 +137,8 @@ MUTANTS = {
         ),
         Mutant(
             "heads that are one",
-            "slabs_at(targets_ptr, 0, num_slabs) * num_heads + head",
-            "slabs_at(targets_ptr, 0, num_slabs) * num_heads",
+            "slabs_at(targets_ptr, 0, num_slabs, 1) * num_heads + head",
+            "slabs_at(targets_ptr, 0, num_slabs, 1) * num_heads",
             DoubleStore,
             "store of slabs",
         ),
@@ -123,22 +151,22 @@ MUTANTS = {
         ),
         Mutant(
             "targets for sources",
-            "grid, slabs, meta, sources, targets, num_slabs",
-            "grid, slabs, meta, targets, sources, num_slabs",
+            "grid, slabs, meta, sources, targets, len(meta)",
+            "grid, slabs, meta, targets, sources, len(meta)",
             OutOfBounds,
             file="api",
         ),
         Mutant(
             "heads for slabs",
-            "targets, num_slabs, num_heads,",
-            "targets, num_heads, num_slabs,",
+            "targets, len(meta), num_heads,",
+            "targets, num_heads, len(meta),",
             ContractError,
             file="api",
         ),
         Mutant(
             "a slab of another arena",
-            "slabs_at(sources_ptr, 0, num_slabs)",
-            "slabs_at(sources_ptr, 0, 1)",
+            "slabs_at(sources_ptr, 0, num_slabs, 1)",
+            "slabs_at(sources_ptr, 0, 1, 1)",
             DeviceAssertion,
             "a slab beyond the arena",
         ),
@@ -189,13 +217,37 @@ MUTANTS = {
         ),
         Mutant(
             "metadata past the last",
-            "stored_meta = meta_ptr + slab * 128",
-            "stored_meta = meta_ptr + slab * 256",
+            "(slab // GRAIN * num_heads + head) * 128",
+            "(slab // GRAIN * num_heads + head) * 256",
             OutOfBounds,
             "store of meta",
         ),
         Mutant(
-            "one half twice", "token, 1, FROM_BITS, SIZE)", "token, 0, FROM_BITS, SIZE)", DIFFERS
+            "slots by slabs",
+            "(slab // GRAIN * num_heads + head) * 128",
+            "(slab * num_heads + head) * 128",
+            OutOfBounds,
+            "store of meta",
+        ),
+        Mutant(
+            "a slot of one slab's tokens",
+            "SIXTEENS: tl.constexpr = 16 // BITS * GRAIN",
+            "SIXTEENS: tl.constexpr = 16 // BITS",
+            DoubleStore,
+            "store of meta",
+        ),
+        Mutant(
+            "nothing where there are tokens",
+            "if BITS == 8 and GRAIN == 1:",
+            "if BITS == 8:",
+            DoubleStore,
+            "store of meta",
+        ),
+        Mutant(
+            "one half twice",
+            "token, 1, FROM_BITS, GRAIN, SIZE)",
+            "token, 0, FROM_BITS, GRAIN, SIZE)",
+            DIFFERS,
         ),
     ],
 }
