@@ -93,7 +93,7 @@ def build_inputs(batch: Chunks, block_size: int, device: torch.device) -> ModelI
         last_rows[index] for index, chunk in enumerate(batch.scheduled) if chunk.samples
     ]
 
-    per_token = upload(np.stack((input_ids, _chain(positions), _chain(slots))), device)
+    per_token = upload(np.stack((input_ids, chained(positions), chained(slots))), device)
     rows = upload(sampled_rows, device)
     return ModelInputs(per_token[0], per_token[1], rows, per_token[2], tuple(spans))
 
@@ -124,7 +124,7 @@ def _slot_runs(chunk: Chunk, block_size: int) -> Iterator[range]:
         yield range(first_slot + start, first_slot + end)
 
 
-def _chain(runs: Items[range]) -> npt.NDArray[np.int64]:
+def chained(runs: Items[range]) -> npt.NDArray[np.int64]:
     """One after the other, none of them number by number: a step may have 16,384 tokens."""
     starts = np.array([run.start for run in runs], dtype=np.int64)
     lens = np.array([len(run) for run in runs], dtype=np.int64)
