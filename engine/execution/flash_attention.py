@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from engine.errors import EngineError
-from engine.execution.inputs import ModelInputs
 from engine.execution.kv_tensors import KVTensors
-from engine.execution.triton_attention import PagedMetadata, PagedRows, TritonAttention
+from engine.execution.triton_attention import PagedRows, TritonAttention
 
 MODULE = "vllm.vllm_flash_attn"
 VERSION = 3
@@ -49,14 +48,11 @@ class VllmFlashAttention(TritonAttention):
                 )
             self._flash = module.flash_attn_varlen_func
 
-    def prepare(self, inputs: ModelInputs) -> PagedMetadata:
-        metadata = super().prepare(inputs)
-        if metadata.chunks is None or self._flash is None:
-            return metadata
-        tables, lens = metadata.chunks.block_tables.int(), metadata.chunks.context_lens.int()
-        return replace(
-            metadata, chunks=replace(metadata.chunks, block_tables=tables, context_lens=lens)
-        )
+    def place_chunks(self, chunks: PagedRows) -> PagedRows:
+        if self._flash is None:
+            return chunks
+        tables, lens = chunks.block_tables.int(), chunks.context_lens.int()
+        return replace(chunks, block_tables=tables, context_lens=lens)
 
     def attend_chunks(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:
         if self._flash is None:

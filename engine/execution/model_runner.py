@@ -17,7 +17,7 @@ from engine.execution.inputs import Chunks
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.layer_graphs import LayerGraphs
 from engine.execution.sampler import Sampler
-from engine.execution.sequence_slots import SequenceSlots
+from engine.execution.sequence_slots import Slots
 from engine.execution.tiered_kv import TieredKV
 from engine.execution.uploads import upload
 from engine.models.decoder import Decoder
@@ -41,7 +41,7 @@ class ModelRunner:
         backend: AttentionBackend,
         sampler: Sampler,
         cold_tier: ColdTier | None = None,
-        slots: SequenceSlots | None = None,
+        slots: Slots | None = None,
         graphs: DecodeGraphs | None = None,
         layer_graphs: LayerGraphs | None = None,
     ) -> None:
@@ -158,7 +158,7 @@ class ModelRunner:
     def _draw(self, batch: ScheduledBatch) -> DrawnTokens:
         return self._sampler.draw(self.forward(batch), _sequences_of(batch))
 
-    def _draw_ahead(self, batch: ScheduledBatch, slots: SequenceSlots) -> DrawnTokens:
+    def _draw_ahead(self, batch: ScheduledBatch, slots: Slots) -> DrawnTokens:
         placed = slots.place(batch.scheduled)
         if self._graphs is not None and self._graphs.fits(batch):
             step = self._graphs.run(batch, placed)

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from engine.errors import EngineError
 from engine.execution.inputs import Chunks, ModelInputs, QuerySpan, build_inputs
 from engine.execution.kv_tensors import KVTensors
+from engine.execution.sequence_slots import SequenceSlots
 from engine.execution.uploads import upload
+from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 from kernels.paged_decode.api import paged_decode
 from kernels.paged_prefill.api import paged_prefill
 from kernels.rope_append.api import rope_append
@@ -80,16 +82,33 @@ class TritonAttention:
         decodes = [span for span in inputs.spans if span.query_len == 1]
         chunks = [span for span in inputs.spans if span.query_len > 1]
         assert inputs.spans[: len(decodes)] == tuple(decodes), "single tokens come first"
-        return PagedMetadata(inputs.slot_mapping, _rows_of(decodes), _rows_of(chunks))
+        rows = _rows_of(chunks)
+        placed = None if rows is None else self.place_chunks(rows)
+        return PagedMetadata(inputs.slot_mapping, _rows_of(decodes), placed)
 
-    def prepare_decodes(self, block_tables: torch.Tensor, positions: torch.Tensor) -> PagedMetadata:
-        """Of rows that are one token each, at positions [num_rows] int64, -1 in a row that only
-        pads; block_tables [num_rows, max_num_blocks] int64."""
+    @property
+    def decode_padding(self) -> tuple[int, ...]:
+        return ()
+
+    def decode_rows(self, entries: Items[ScheduledSequence]) -> list[list[int]]:
+        """None: all follows from position and table."""
+        return []
+
+    def begin_decodes(self, batch: ScheduledBatch) -> None:
+        """Nothing: no block moves."""
+
+    def prepare_decodes(self, slots: SequenceSlots, rows: torch.Tensor) -> PagedMetadata:
+        """As `engine.execution.decode_graphs.DecodeBackend`."""
+        positions, block_tables = rows[1], slots.block_tables.index_select(0, rows[2])
         blocks = block_tables.gather(1, (positions.clamp_min(0) // BLOCK_SIZE)[:, None])[:, 0]
         places = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
         slot_mapping = torch.where(positions < 0, -1, places)
-        rows = PagedRows(slice(0, len(positions)), block_tables, positions + 1, None, 1)
-        return PagedMetadata(slot_mapping, rows, None)
+        decodes = PagedRows(slice(0, len(positions)), block_tables, positions + 1, None, 1)
+        return PagedMetadata(slot_mapping, decodes, None)
+
+    def place_chunks(self, chunks: PagedRows) -> PagedRows:
+        """As `attend_chunks` takes them."""
+        return chunks
 
     def attend(
         self,
@@ -139,7 +158,7 @@ class TritonAttention:
         )
 
     def attend_chunks(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:
-        """As `attend_decodes`."""
+        """As `attend_decodes`, of chunks that are placed."""
         assert chunks.query_starts is not None
         return paged_prefill(
             query[chunks.rows],
