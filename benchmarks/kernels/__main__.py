@@ -26,6 +26,7 @@ from benchmarks.kernels.linear import linear_cases
 from benchmarks.kernels.measure import rows_of
 from benchmarks.kernels.prefill_attention import PREFILL_KNOBS, prefill_cases
 from benchmarks.kernels.sampling import SAMPLING_KNOBS, sampling_cases
+from benchmarks.kernels.tiers import tier_cases
 from benchmarks.kernels.timing import copy_bytes_per_us
 from benchmarks.kernels.tune import KNOBS, tune
 from benchmarks.results import Row
@@ -80,6 +81,7 @@ def _cases(only: Sequence[str] | None) -> Iterator[Case]:
         *attention_cases(),
         *prefill_cases(),
         *sampling_cases(),
+        *tier_cases(),
         *image_cases(),
     ):
         if only is None or case.name.partition(",")[0] in only:

@@ -8,6 +8,8 @@ from tests.kernels.launches import launches_of
 BUNDLED_IN_PART = {
     "kv_quantise_keys",
     "kv_quantise_values",
+    "kv_restore_keys",
+    "kv_restore_values",
     "paged_prefill_split",
     "tiered_decode",
     "tiered_plan",

@@ -32,6 +32,8 @@ from kernels.tiered_plan.reference import tiered_plan as reference_plan
 from tests.kernels.appended_tokens import appended
 from tests.kernels.contexts import paged
 from tests.kernels.quantised_blocks import FORMS, KINDS, arena
+from tests.kernels.restored_blocks import FORMS as RESTORED_FORMS
+from tests.kernels.restored_blocks import RESTORES, stored
 from tests.kernels.sampling_rows import ROWS, parameters_of
 from tests.kernels.slab_caches import bounds_of, slab_cache
 
@@ -54,7 +56,7 @@ def small_calls(device: str = "cuda") -> Calls:
         calls |= {
             f"{name} {head_dim}": call for name, call in attention_calls(head_dim, device).items()
         }
-    for made in (tiered_calls, quantise_calls, append_calls):
+    for made in (tiered_calls, quantise_calls, restore_calls, append_calls):
         calls |= {f"{name} 128": call for name, call in made(128, device).items()}
     for vocab in (1003, 4128):
         calls |= {f"{name} {vocab}": call for name, call in sampling_calls(vocab, device).items()}
@@ -162,6 +164,17 @@ def quantise_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]
             tensors = [each.to(device) for each in (slabs, meta, sources, targets)]
             name = f"quantise {kind} of {from_bits} bits to {bits}, grains of {grain}"
             calls[name] = partial(quantise, *tensors, from_bits, bits)
+    return calls
+
+
+def restore_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
+    calls: dict[str, Callable[[], object]] = {}
+    for kind, (restore, _) in RESTORES.items():
+        for bits, grain in RESTORED_FORMS:
+            *tensors, _ = stored(kind, bits, grain, head_dim)
+            on_device = [each.to(device) for each in tensors]
+            name = f"restore {kind} of {bits} bits, grains of {grain}"
+            calls[name] = partial(restore, *on_device, bits)
     return calls
 
 

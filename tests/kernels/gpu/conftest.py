@@ -17,6 +17,8 @@ BUNDLED_IN_PART = {
     "fp8_quantise",
     "kv_quantise_keys",
     "kv_quantise_values",
+    "kv_restore_keys",
+    "kv_restore_values",
     "linear_few_rows",
     "linear_one_row",
     "linear_silu_mul_few_rows",

@@ -1,0 +1,1 @@
+"""Blocks of any format as the pages that attention over plain tokens reads."""
