@@ -10,7 +10,6 @@ import torch
 from engine.cache.formats import BLOCK_SIZE, Format, Part
 from engine.cache.tier_config import TierConfig
 from engine.cache.tier_group import TierGroup
-from engine.models.model_config import ModelConfig
 from kernels.tiered_decode.reference import Slabs
 from kernels.tiered_plan.reference import Formats
 
@@ -34,17 +33,17 @@ class TieredKV:
 
     @classmethod
     def allocate(
-        cls, model: ModelConfig, groups: Items[TierGroup], device: torch.device
+        cls, groups: Items[TierGroup], num_kv_heads: int, head_dim: int, device: torch.device
     ) -> TieredKV:
-        """`model` counts the heads of this rank; every layer is in one of `groups`."""
-        whole = tuple(_allocate(model, group, device) for group in groups)
+        """`num_kv_heads` of this rank; every layer is in one of `groups`."""
+        whole = tuple(_allocate(group, num_kv_heads, head_dim, device) for group in groups)
         places = {
             layer: (number, nth)
             for number, group in enumerate(groups)
             for nth, layer in enumerate(group.layers)
         }
-        assert sorted(places) == list(range(model.num_layers)), "not each layer in one group"
-        of_layers = [places[layer] for layer in range(model.num_layers)]
+        assert sorted(places) == list(range(sum(group.num_layers for group in groups)))
+        of_layers = [places[layer] for layer in range(len(places))]
         layers = tuple(
             Slabs(*(each.chunk(groups[number].num_layers)[nth] for each in whole[number]))
             for number, nth in of_layers
@@ -73,18 +72,17 @@ def formats_of(config: TierConfig) -> Formats:
     return Formats(BITS[config.cold.keys], BITS[config.cold.values])
 
 
-def _allocate(model: ModelConfig, group: TierGroup, device: torch.device) -> Slabs:
+def _allocate(group: TierGroup, num_kv_heads: int, head_dim: int, device: torch.device) -> Slabs:
     def zeros(part: Part, num_slabs: int, num_pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
         grain = group.config.cold[part].num_slabs
         assert num_slabs % grain == 0, (num_slabs, grain)
-        num_all, num_heads = num_slabs * group.num_layers, model.num_kv_heads
-        slab_bytes = model.head_dim * BLOCK_SIZE // 2
-        shape = (num_all // grain, num_heads, 2, num_pairs)
+        num_all, slab_bytes = num_slabs * group.num_layers, head_dim * BLOCK_SIZE // 2
+        shape = (num_all // grain, num_kv_heads, 2, num_pairs)
         return (
-            torch.zeros((num_all, num_heads, slab_bytes), dtype=torch.uint8, device=device),
+            torch.zeros((num_all, num_kv_heads, slab_bytes), dtype=torch.uint8, device=device),
             torch.zeros(shape, dtype=torch.float16, device=device),
         )
 
-    keys, key_meta = zeros(Part.KEYS, group.num_key_slabs, model.head_dim)
+    keys, key_meta = zeros(Part.KEYS, group.num_key_slabs, head_dim)
     values, value_meta = zeros(Part.VALUES, group.num_value_slabs, BLOCK_SIZE)
     return Slabs(keys, values, key_meta, value_meta)

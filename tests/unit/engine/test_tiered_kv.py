@@ -7,8 +7,6 @@ from engine.cache.kv_arenas import KvArenas, LayerGroup
 from engine.cache.tier_config import TierConfig
 from engine.cache.tier_group import TierGroup
 from engine.execution.tiered_kv import TieredKV, formats_of
-from engine.models.model_config import ModelConfig
-from tests.unit.engine.tiny_checkpoint import save_tiny
 
 CPU = torch.device("cpu")
 GROUPS = (
@@ -17,16 +15,9 @@ GROUPS = (
 )
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    folder = tmp_path_factory.mktemp("tiny")
-    save_tiny(folder)
-    return ModelConfig.from_folder(folder)
-
-
 @pytest.fixture
-def kv(model: ModelConfig) -> TieredKV:
-    return TieredKV.allocate(model, GROUPS, CPU)
+def kv() -> TieredKV:
+    return TieredKV.allocate(GROUPS, 2, 16, CPU)
 
 
 def test_each_layer_has_the_slabs_of_its_group(kv: TieredKV) -> None:
@@ -50,12 +41,11 @@ def test_all_layers_of_a_group_are_one_arena(kv: TieredKV) -> None:
     assert not any(each.any() for slabs in (kv.layers[0], kv.layers[1]) for each in slabs)
 
 
-def test_the_bytes_are_those_that_the_arenas_count(kv: TieredKV, model: ModelConfig) -> None:
+def test_the_bytes_are_those_that_the_arenas_count(kv: TieredKV) -> None:
     counted = 0
     for group in GROUPS:
         arenas = KvArenas.create(group.num_key_slabs, group.num_value_slabs, group.config)
-        like = LayerGroup(group.num_layers, model.num_kv_heads, model.head_dim)
-        counted += arenas.num_bytes(like, group.config)
+        counted += arenas.num_bytes(LayerGroup(group.num_layers, 2, 16), group.config)
     assert kv.num_bytes == counted
 
 
