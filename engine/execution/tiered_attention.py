@@ -1,0 +1,228 @@
+"""Attention over a cache whose tokens age: decodes read every format where it lies, prompts attend
+over pages of one format, into which their blocks are written, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.formats import Part
+from engine.execution.inputs import Chunks
+from engine.execution.kv_tensors import KVTensors
+from engine.execution.tiered_inputs import (
+    DemotedBlocks,
+    GroupInputs,
+    TieredInputs,
+    TieredRows,
+    build_tiered_inputs,
+    decoded_slot,
+    demoted_blocks,
+    in_all_layers,
+)
+from engine.execution.tiered_kv import BITS, TieredKV, formats_of
+from engine.execution.tiered_pages import PagedPrompts
+from engine.execution.tiered_slots import TieredSlots
+from engine.execution.triton_attention import TritonAttention
+from engine.execution.uploads import upload_together
+from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
+from kernels.kv_quantise.api import quantise_keys, quantise_values
+from kernels.kv_restore.api import restore_keys, restore_values
+from kernels.launch import runs_kernels
+from kernels.tiered_append.api import tiered_append
+from kernels.tiered_decode import reference
+from kernels.tiered_decode.api import num_runs_of, tiered_decode
+from kernels.tiered_decode.reference import Slabs
+from kernels.tiered_plan.api import tiered_plan
+from kernels.tiered_plan.reference import Formats
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRows:
+    """`plan` deals out what these rows read; None where a reference computes them."""
+
+    rows: slice
+    tables: TieredRows
+    plan: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMetadata:
+    """As `GroupInputs`, ready for every layer of the group."""
+
+    key_slots: torch.Tensor
+    value_slots: torch.Tensor
+    demotions: tuple[DemotedBlocks, ...]
+    decodes: tuple[PlannedRows, ...]
+    prompts: tuple[PagedPrompts, ...]
+
+
+NUM_BOUNDS = 4
+TieredMetadata = tuple[GroupMetadata, ...]  # by layer group
+
+
+class TieredAttention:
+    """By the kernels, and on a CPU by their references."""
+
+    def __init__(
+        self,
+        kv: TieredKV,
+        pages: KVTensors,
+        prompts: TritonAttention,
+        num_heads: int,
+        scale: float,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        """`pages` of one layer, which `prompts` attends over: no layer's own, for each layer writes
+        them anew. deterministic: a decode is dealt out alone."""
+        self._kv = kv
+        self._pages = pages
+        self._prompts = prompts
+        self._num_heads = num_heads
+        self._scale = scale
+        self._deterministic = deterministic
+        self._formats = [formats_of(group.config) for group in kv.groups]
+
+    def build_inputs(self, batch: Chunks) -> TieredInputs:
+        assert isinstance(batch, ScheduledBatch), "a tiered cache has one rank"
+        return build_tiered_inputs(batch, self._kv.groups, self._pages.num_blocks, self._kv.device)
+
+    def prepare(self, inputs: TieredInputs) -> TieredMetadata:
+        pairs = zip(inputs.groups, self._formats, strict=True)
+        return tuple(self._prepare_group(group, formats) for group, formats in pairs)
+
+    @property
+    def decode_padding(self) -> tuple[int, ...]:
+        return (0, 0, 0, 0, -1, -1) * len(self._formats)
+
+    def decode_rows(self, entries: Items[ScheduledSequence]) -> list[list[int]]:
+        """Of each layer group the bounds, and where the token's key and value go."""
+        rows: list[list[int]] = []
+        for number in range(len(self._formats)):
+            pairs = [(entry.spans[0], entry.spans[0].views[number]) for entry in entries]
+            rows += [[view.bounds[nth] for _, view in pairs] for nth in range(NUM_BOUNDS)]
+            rows += [[decoded_slot(span, view, part) for span, view in pairs] for part in Part]
+        return rows
+
+    def begin_decodes(self, batch: ScheduledBatch) -> None:
+        """The step's demotions, in all layers of a group at once: no token of this step is among
+        what they read, for a block is demoted long after it is full."""
+        if not any(batch.demotions):
+            return
+        demotions = tuple(
+            tuple(in_all_layers(each, group) for each in demoted_blocks(of_group))
+            for group, of_group in zip(self._kv.groups, batch.demotions, strict=True)
+        )
+        uploaded = upload_together(demotions, self._kv.device)
+        for slabs, of_group in zip(self._kv.whole, uploaded, strict=True):
+            for each in of_group:
+                demote(slabs, each)
+
+    def prepare_decodes(self, slots: TieredSlots, rows: torch.Tensor) -> TieredMetadata:
+        """As `engine.execution.decode_graphs.DecodeBackend`."""
+        groups = []
+        for own, tables, formats in zip(
+            rows[3:].chunk(len(self._formats)), slots.tables, self._formats, strict=True
+        ):
+            decodes = TieredRows(
+                tables[Part.KEYS].index_select(0, rows[2]),
+                tables[Part.VALUES].index_select(0, rows[2]),
+                own[:NUM_BOUNDS].T.to(torch.int32).contiguous(),
+            )
+            planned = self._planned(decodes, formats)
+            groups.append(GroupMetadata(own[-2], own[-1], (), planned, ()))
+        return tuple(groups)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        metadata: TieredMetadata,
+    ) -> torch.Tensor:
+        """As `engine.models.decoder.Attend`, of values that come rotated: so does the result."""
+        number, slabs = self._kv.group_of[layer], self._kv.layers[layer]
+        group = metadata[number]
+        arenas = slabs.keys, slabs.values, group.key_slots, group.value_slots
+        query = tiered_append(query, key, value, cos, sin, *arenas)
+        for demoted in group.demotions:
+            demote(slabs, demoted)
+        attended = [
+            self._attend_decodes(slabs, query, decodes, self._formats[number])
+            for decodes in group.decodes
+        ]
+        attended += [self._attend_prompts(slabs, query, prompts) for prompts in group.prompts]
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+    def _prepare_group(self, group: GroupInputs, formats: Formats) -> GroupMetadata:
+        return GroupMetadata(
+            group.key_slots,
+            group.value_slots,
+            group.demotions,
+            () if group.decodes is None else self._planned(group.decodes, formats),
+            tuple(
+                PagedPrompts(each.restored, each.tails, self._prompts.place_chunks(each.rows))
+                for each in group.prompts
+            ),
+        )
+
+    def _planned(self, decodes: TieredRows, formats: Formats) -> tuple[PlannedRows, ...]:
+        num_rows = len(decodes.bounds)
+        if not runs_kernels(decodes.bounds):
+            return (PlannedRows(slice(0, num_rows), decodes, None),)
+        step = 1 if self._deterministic else num_rows
+        return tuple(
+            self._planned_rows(slice(start, start + step), decodes, formats)
+            for start in range(0, num_rows, step)
+        )
+
+    def _planned_rows(self, rows: slice, decodes: TieredRows, formats: Formats) -> PlannedRows:
+        tables = TieredRows(
+            decodes.key_tables[rows], decodes.value_tables[rows], decodes.bounds[rows]
+        )
+        num_rows, num_kv_heads = len(tables.bounds), self._kv.num_kv_heads
+        num_runs = num_runs_of(self._kv.device, num_rows, self._num_heads, num_kv_heads)
+        return PlannedRows(rows, tables, tiered_plan(tables.bounds, num_runs, formats))
+
+    def _attend_decodes(
+        self, slabs: Slabs, query: torch.Tensor, decodes: PlannedRows, formats: Formats
+    ) -> torch.Tensor:
+        query, tables = query[decodes.rows], decodes.tables
+        columns = tables.key_tables, tables.value_tables
+        if decodes.plan is not None:
+            return tiered_decode(query, slabs, *columns, decodes.plan, formats, self._scale)[0]
+        attended, _ = reference.tiered_decode(
+            query, slabs, *columns, tables.bounds, formats, self._scale
+        )
+        return attended.to(query.dtype)
+
+    def _attend_prompts(
+        self, slabs: Slabs, query: torch.Tensor, prompts: PagedPrompts
+    ) -> torch.Tensor:
+        (key_pages,), (value_pages,) = self._pages.keys, self._pages.values
+        for each in prompts.restored:
+            bits = BITS[each.source_format]
+            if each.part is Part.KEYS:
+                arena = slabs.keys, slabs.key_meta
+                restore_keys(*arena, each.sources, key_pages, each.pages, bits)
+            else:
+                arena = slabs.values, slabs.value_meta
+                restore_values(*arena, each.sources, value_pages, each.pages, bits)
+        # What is in a slab behind a sequence's last token may be no number, and FlashAttention
+        # multiplies values that it must not see by zero.
+        value_pages.flatten(0, 1).index_fill_(0, prompts.tails, 0.0)
+        return self._prompts.attend_chunks(0, query, prompts.rows)
+
+
+def demote(slabs: Slabs, demoted: DemotedBlocks) -> None:
+    blocks = demoted.sources, demoted.targets
+    bits = BITS[demoted.source_format], BITS[demoted.target_format]
+    if demoted.part is Part.KEYS:
+        quantise_keys(slabs.keys, slabs.key_meta, *blocks, *bits)
+    else:
+        quantise_values(slabs.values, slabs.value_meta, *blocks, *bits)
