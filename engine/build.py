@@ -44,10 +44,13 @@ from engine.ranks.leader import LeadingExecutor
 from engine.ranks.plan import max_plan_bytes
 from engine.ranks.plan_ring import PlanReader, PlanRing, ring_capacity
 from engine.scheduling.cost_model import CostModel
+from engine.scheduling.kv_space import KvSpace
 from engine.scheduling.paged_space import PagedSpace
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.tiered_space import TieredSpace
 from engine.start_up import StartUp
-from engine.step_profile import paged_steps, profile_steps
+from engine.step_profile import paged_steps, profile_steps, tiered_steps
+from engine.tiering import arena_groups
 from kernels.linear.choose import choose_linears
 
 DUMMY = "dummy"
@@ -214,11 +217,7 @@ def _engine_over(
 ) -> Engine:
     scheduler = Scheduler(
         config.scheduler,
-        PagedSpace(
-            BlockAllocator(runner.num_blocks, runner.block_size, config.cache.enable_prefix_cache),
-            cache_address(config, runner.model_config, ranks),
-            None if runner.cold_tier is None else Restores(runner.cold_tier),
-        ),
+        _space(config, runner, ranks),
         resolve_max_model_len(config, runner.model_config),
         _costs(config, runner),
     )
@@ -232,14 +231,33 @@ def _engine_over(
     )
 
 
+def _space(config: EngineConfig, runner: ModelRunner, ranks: Ranks) -> KvSpace:
+    address = cache_address(config, runner.model_config, ranks)
+    if runner.tier_groups:
+        return TieredSpace(
+            arena_groups(runner.tier_groups, address, ranks),
+            address,
+            enable_prefix_cache=config.cache.enable_prefix_cache,
+            replays_decodes=config.deterministic,
+        )
+    return PagedSpace(
+        BlockAllocator(runner.num_blocks, runner.block_size, config.cache.enable_prefix_cache),
+        address,
+        None if runner.cold_tier is None else Restores(runner.cold_tier),
+    )
+
+
 def _costs(config: EngineConfig, runner: ModelRunner) -> CostModel | None:
     """Measured where the time of a step is bounded and the device keeps its own pace."""
     is_on_gpu = config.device.startswith("cuda") and runner.is_asynchronous
     if config.scheduler.itl_budget_ms is None or not is_on_gpu:
         return None
-    num_slots = runner.num_blocks * runner.block_size
-    max_context = min(resolve_max_model_len(config, runner.model_config) - 1, num_slots)
-    plan = paged_steps(runner.block_size)
+    max_context = resolve_max_model_len(config, runner.model_config) - 1
+    if runner.tier_groups:
+        plan = tiered_steps(arena_groups(runner.tier_groups, b"", SINGLE_RANK))
+    else:
+        max_context = min(max_context, runner.num_blocks * runner.block_size)
+        plan = paged_steps(runner.block_size)
     return CostModel(profile_steps(runner, config.scheduler, max_context, plan))
 
 

@@ -1,4 +1,4 @@
-"""EngineConfig -> which layers age alike, how many slabs each gets, and the space over them."""
+"""EngineConfig -> which layers age alike, how many slabs they get, and the arenas of these."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,6 @@ from engine.config import CacheConfig
 from engine.models.model_config import ModelConfig
 from engine.ranks.group import Ranks
 from engine.scheduling.tenure import ArenaGroup
-from engine.scheduling.tiered_space import TieredSpace
 
 ROTATION = "hadamard"
 LAYOUT_VERSION = 1  # counts up when the same keys or values get other bytes in a slab
@@ -56,18 +55,13 @@ def layers_by_config(
     ]
 
 
-def tiered_space(
-    groups: Sequence[TierGroup],
-    address: bytes,
-    ranks: Ranks,
-    *,
-    enable_prefix_cache: bool,
-    replays_decodes: bool,
-) -> TieredSpace:
-    """`address` is what the bytes of a block depend on besides its tokens and its tiers."""
+def arena_groups(
+    groups: Sequence[TierGroup], address: bytes, ranks: Ranks
+) -> tuple[ArenaGroup, ...]:
+    """Empty arenas. `address`: what the bytes of a block depend on besides its tokens and tiers."""
     epochs = Epochs()
-    cold_formats = sorted((group.layers, group.config.cold_format) for group in groups)
-    arenas = [
+    formats = [(group.layers, group.config.cold_format) for group in groups]
+    return tuple(
         ArenaGroup(
             group.config,
             KvArenas.create(
@@ -81,15 +75,8 @@ def tiered_space(
                 tiers=group.config,
                 layout=LAYOUT_VERSION,
                 rotation=ROTATION,
-                # What one layer gives, all later ones are computed from.
-                calibration=repr(cold_formats),
+                calibration=repr(formats),  # what a layer gives, later ones are computed from
             ).digest(),
         )
         for group in groups
-    ]
-    return TieredSpace(
-        arenas,
-        address,
-        enable_prefix_cache=enable_prefix_cache,
-        replays_decodes=replays_decodes,
     )
