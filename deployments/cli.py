@@ -1,4 +1,4 @@
-"""The command line: serve, chat, doctor, audit, hash-key."""
+"""The command line: serve, chat, doctor, audit, calibrate, hash-key."""
 
 import argparse
 import getpass
@@ -10,6 +10,9 @@ from pathlib import Path
 
 from cluster.errors import ClusterError
 from deployments.errors import DeploymentError
+from engine.cache.calibration import DEFAULT_MAX_ERROR
+from engine.cache.formats import COLD_FORMATS
+from engine.cache.tier_config import DEFAULT_COLD_FORMAT
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
@@ -57,10 +60,43 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--json", action="store_true", help="records, one JSON object a line")
     audit.set_defaults(run=_audit)
 
+    _add_calibrate(commands)
+
     hash_key = commands.add_parser("hash-key", help="the SHA-256 of an API key, for a config file")
     hash_key.add_argument("--new", action="store_true", help="make a new key up and print it too")
     hash_key.set_defaults(run=_hash_key)
     return parser
+
+
+def _add_calibrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    calibrate = commands.add_parser(
+        "calibrate", help="measure on a text which cold format each layer of a model bears"
+    )
+    calibrate.add_argument("model", help="a .gguf file, a Hugging Face folder or the built-in name")
+    calibrate.add_argument("text", type=Path, help="UTF-8, such as the model will be asked about")
+    calibrate.add_argument(
+        "--out", type=Path, help="default MODEL.calibration.json, in this folder"
+    )
+    calibrate.add_argument("--plot", type=Path, help="draw the errors into this .svg file")
+    calibrate.add_argument(
+        "--cold-format",
+        choices=tuple(COLD_FORMATS),
+        default=DEFAULT_COLD_FORMAT,
+        help=f"wanted for all layers, default {DEFAULT_COLD_FORMAT}",
+    )
+    calibrate.add_argument(
+        "--tokens",
+        type=int,
+        default=4096,
+        help="of each window, of which there are up to two: default 4096",
+    )
+    calibrate.add_argument(
+        "--max-error",
+        type=float,
+        default=DEFAULT_MAX_ERROR,
+        help=f"relative, default {DEFAULT_MAX_ERROR}; a layer above it gets more bits",
+    )
+    calibrate.set_defaults(run=_calibrate)
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -86,6 +122,20 @@ def _audit(options: argparse.Namespace) -> int:
     from deployments.audit_command import audit
 
     return audit(options.folder, options.team, options.since, options.request, options.json)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from deployments.calibrate_command import calibrate
+
+    return calibrate(
+        options.model,
+        options.text,
+        options.out,
+        options.plot,
+        options.cold_format,
+        options.tokens,
+        options.max_error,
+    )
 
 
 def _hash_key(options: argparse.Namespace) -> int:
