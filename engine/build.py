@@ -11,12 +11,13 @@ import torch
 
 from engine.cache.block_allocator import BlockAllocator
 from engine.cache.spill import Restores
+from engine.cache.tier_group import TierGroup
 from engine.cache.tiers import ColdTier
 from engine.config import EngineConfig
 from engine.engine import Engine, Executor
 from engine.errors import CacheTooSmall, CheckpointError, EngineError
 from engine.execution.attention import AttentionBackend
-from engine.execution.backends import attention_backend
+from engine.execution.backends import BackendClass, attention_backend, prompt_attention
 from engine.execution.decode_graphs import DecodeGraphs, padded_sizes
 from engine.execution.kv_tensors import KVTensors, block_bytes, num_blocks_for
 from engine.execution.layer_graphs import LayerGraphs, layer_sizes
@@ -24,7 +25,11 @@ from engine.execution.memory import profile_memory
 from engine.execution.model_runner import ModelRunner
 from engine.execution.recorder import GraphRecorder
 from engine.execution.sampler import Sampler
-from engine.execution.sequence_slots import SequenceSlots
+from engine.execution.sequence_slots import SequenceSlots, Slots
+from engine.execution.tiered_attention import TieredAttention
+from engine.execution.tiered_build import build_tiers, pages_bytes, plan_tiers, refuse_tiers
+from engine.execution.tiered_kv import TieredKV
+from engine.execution.tiered_slots import TieredSlots
 from engine.execution.triton_attention import TritonAttention
 from engine.grammar import GrammarCompiler
 from engine.models.decoder import Decoder, build_decoder
@@ -50,7 +55,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.tiered_space import TieredSpace
 from engine.start_up import StartUp
 from engine.step_profile import paged_steps, profile_steps, tiered_steps
-from engine.tiering import arena_groups
+from engine.tiering import arena_groups, layers_by_config
 from kernels.linear.choose import choose_linears
 
 DUMMY = "dummy"
@@ -119,7 +124,8 @@ def build_model_runner(
             "a cold tier keeps blocks of the prefix cache, which is off; "
             "turn on enable_prefix_cache or leave the cold tier out"
         )
-    attention = attention_backend(config)
+    is_tiered = config.cache.tiers is not None
+    attention = prompt_attention(config) if is_tiered else attention_backend(config)
     torch.set_num_threads(config.num_threads)
     model = ModelConfig.from_folder(config.model_path)
     local = shard_of(model, ranks).local
@@ -127,11 +133,13 @@ def build_model_runner(
     refuse_quantization(
         config.quantization, dtype, config.device, deterministic=config.deterministic
     )
+    if is_tiered:
+        refuse_tiers(config, model, dtype, ranks, cold_tier)
     is_on_gpu = config.device.startswith("cuda")
     is_measured = config.cache.kv_cache_bytes is None
     if is_measured and not is_on_gpu:
         raise EngineError("kv_cache_bytes None needs a GPU; say how many bytes")
-    _refuse_small_cache(config, local, dtype)  # before the weights: in milliseconds
+    _refuse_small_cache(config, local, dtype, ranks)  # before the weights: in milliseconds
     start = StartUp()
     with start.phase("weights"):
         weights = _weights(config, model, dtype, ranks)
@@ -141,18 +149,17 @@ def build_model_runner(
             choose_linears(weights.linears, weights.gate_ups)
     if is_measured:
         with start.phase("memory profile"):
-            kv_cache_bytes = profile_memory(config, decoder).kv_cache
+            max_model_len = resolve_max_model_len(config, model)
+            pages = pages_bytes(config, local, dtype, max_model_len) if is_tiered else 0
+            kv_cache_bytes = profile_memory(config, decoder, pages).kv_cache
         config = replace(config, cache=replace(config.cache, kv_cache_bytes=kv_cache_bytes))
-        _refuse_small_cache(config, local, dtype)
+        _refuse_small_cache(config, local, dtype, ranks)
     with start.phase("KV cache"):
-        num_blocks = ranks.minimum(_num_blocks(config, local, dtype))
-        kv = KVTensors.allocate(local, num_blocks, config.cache.block_size, dtype, weights.device)
-    scale = model.head_dim**-0.5
-    backend = attention(kv, model.sliding_windows, scale, deterministic=config.deterministic)
-    slots = _slots(config, model, ranks, weights.device)
+        kv, backend = _kv_cache(config, local, attention, weights, ranks)
+    slots = _slots(config, model, ranks, kv)
     with start.phase("CUDA graphs"):
         graphs, layer_graphs = _graphs(config, decoder, backend, slots)
-    logger.info("%s; %d blocks of %d tokens", start.report(), num_blocks, kv.block_size)
+    logger.info("%s; %s", start.report(), kv)
     return ModelRunner(decoder, kv, backend, Sampler(), cold_tier, slots, graphs, layer_graphs)
 
 
@@ -163,18 +170,49 @@ def _weights(
         raise EngineError(
             f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {config.load_format!r}"
         )
+    settings = (model, dtype, config.device, ranks, config.quantization)
+    is_tiered = config.cache.tiers is not None
     if config.load_format == DUMMY:
-        return dummy_weights(model, dtype, config.device, ranks, config.quantization)
-    return load_weights(config.model_path, model, dtype, config.device, ranks, config.quantization)
+        return dummy_weights(*settings, rotate_values=is_tiered)
+    return load_weights(config.model_path, *settings, rotate_values=is_tiered)
+
+
+def _kv_cache(
+    config: EngineConfig,
+    local: ModelConfig,
+    attention: BackendClass,
+    weights: DecoderWeights,
+    ranks: Ranks,
+) -> tuple[KVTensors | TieredKV, AttentionBackend]:
+    dtype, device = weights.dtype, weights.device
+    if config.cache.tiers is not None:
+        assert issubclass(attention, TritonAttention), attention
+        groups, max_model_len = _tiers(config, local, ranks), resolve_max_model_len(config, local)
+        return build_tiers(config, local, groups, attention, dtype, device, max_model_len)
+    num_blocks = ranks.minimum(_num_blocks(config, local, dtype))
+    kv = KVTensors.allocate(local, num_blocks, config.cache.block_size, dtype, device)
+    scale, windows = local.head_dim**-0.5, local.sliding_windows
+    return kv, attention(kv, windows, scale, deterministic=config.deterministic)
+
+
+def _tiers(config: EngineConfig, local: ModelConfig, ranks: Ranks) -> tuple[TierGroup, ...]:
+    layers_of = layers_by_config(config.cache, local.num_layers, _weights_sha(config))
+    return plan_tiers(config, local, layers_of, ranks, resolve_max_model_len(config, local))
 
 
 def _slots(
-    config: EngineConfig, model: ModelConfig, ranks: Ranks, device: torch.device
-) -> SequenceSlots | None:
+    config: EngineConfig, model: ModelConfig, ranks: Ranks, kv: KVTensors | TieredKV
+) -> Slots | None:
     if not _is_asynchronous(config, ranks):
         return None
-    num_blocks = -(-resolve_max_model_len(config, model) // config.cache.block_size)
-    return SequenceSlots(config.scheduler.max_num_sequences, num_blocks, device)
+    num_slots, max_model_len = (
+        config.scheduler.max_num_sequences,
+        resolve_max_model_len(config, model),
+    )
+    if isinstance(kv, TieredKV):
+        configs = [group.config for group in kv.groups]
+        return TieredSlots(num_slots, configs, max_model_len, kv.device)
+    return SequenceSlots(num_slots, -(-max_model_len // kv.block_size), kv.device)
 
 
 def _is_asynchronous(config: EngineConfig, ranks: Ranks) -> bool:
@@ -192,16 +230,18 @@ def _graphs(
     config: EngineConfig,
     decoder: Decoder,
     backend: AttentionBackend,
-    slots: SequenceSlots | None,
+    slots: Slots | None,
 ) -> tuple[DecodeGraphs | None, LayerGraphs | None]:
     if config.enforce_eager or slots is None or not config.device.startswith("cuda"):
         return None, None
-    if not isinstance(backend, TritonAttention):
+    if not isinstance(backend, TritonAttention | TieredAttention):
         return None, None
     recorder = GraphRecorder()
     graphs = DecodeGraphs(decoder, backend, slots, recorder)
     for size in padded_sizes(config.scheduler.max_num_sequences):
         graphs.record(size)
+    if not isinstance(backend, TritonAttention) or not isinstance(slots, SequenceSlots):
+        return graphs, None  # of a step with prompts over tiers, nothing is recorded
     tables_shape = config.scheduler.max_num_sequences, slots.block_tables.shape[1]
     layer_graphs = LayerGraphs(decoder, backend, recorder, tables_shape)
     layer_graphs.record(layer_sizes(config.scheduler.max_num_batched_tokens))
@@ -278,13 +318,17 @@ def cache_address(config: EngineConfig, model: ModelConfig, ranks: Ranks = SINGL
     """What the bytes of a cached block depend on besides its tokens, as 32 bytes."""
     dtype = resolve_dtype(config.dtype, model.dtype, config.device)
     parts = (
-        DUMMY if config.load_format == DUMMY else weights_sha256(config.model_path),
+        _weights_sha(config),
         str(dtype) if config.quantization is None else f"{dtype} {config.quantization}",
         str(config.cache.block_size),
         str(CACHE_LAYOUT_VERSION),
         f"rank {ranks.rank} of {ranks.size}",
     )
     return hashlib.sha256("\0".join(parts).encode()).digest()
+
+
+def _weights_sha(config: EngineConfig) -> str:
+    return DUMMY if config.load_format == DUMMY else weights_sha256(config.model_path)
 
 
 def weights_sha256(folder: Path) -> str:
@@ -324,8 +368,14 @@ def _num_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) ->
     return min(fitting, _blocks_a_sequence(config, model) * config.scheduler.max_num_sequences)
 
 
-def _refuse_small_cache(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> None:
+def _refuse_small_cache(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, ranks: Ranks
+) -> None:
     """Raises CacheTooSmall; nothing while the bytes are not known."""
+    if config.cache.tiers is not None:
+        if config.cache.kv_cache_bytes is not None:
+            _tiers(config, model, ranks)
+        return
     num_bytes, block_size = config.cache.kv_cache_bytes, config.cache.block_size
     needed = _blocks_a_sequence(config, model)
     if num_bytes is not None and num_blocks_for(num_bytes, model, block_size, dtype) < needed:

@@ -37,6 +37,19 @@ def attention_backend(config: EngineConfig) -> BackendClass:
     return ATTENTION_BACKENDS[name]
 
 
+def prompt_attention(config: EngineConfig) -> type[TritonAttention]:
+    """In an engine whose tokens age: what prompts attend by, over pages. Raises EngineError."""
+    if config.attention_backend == "auto" and not config.device.startswith("cuda"):
+        return TritonAttention
+    chosen = attention_backend(config)
+    if not issubclass(chosen, TritonAttention):
+        raise EngineError(
+            f"attention_backend {config.attention_backend} knows no kv_tiers; leave it at auto, or "
+            "choose triton"
+        )
+    return chosen
+
+
 def _fastest(config: EngineConfig) -> str:
     if not config.device.startswith("cuda"):
         return "torch"

@@ -36,6 +36,9 @@ class KVTensors:
 
         return cls(allocate_layers(), allocate_layers())
 
+    def __str__(self) -> str:
+        return f"{self.num_blocks} blocks of {self.block_size} tokens"
+
     @property
     def num_blocks(self) -> int:
         return self.keys[0].shape[0]

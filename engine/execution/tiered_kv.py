@@ -50,6 +50,13 @@ class TieredKV:
         )
         return cls(tuple(groups), whole, layers, tuple(number for number, _ in of_layers))
 
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{group.num_key_slabs} and {group.num_value_slabs} slabs of keys and values in "
+            f"{group.num_layers} layers, cold ones {group.config.cold_format}"
+            for group in self.groups
+        )
+
     @property
     def device(self) -> torch.device:
         return self.whole[0].keys.device

@@ -59,6 +59,12 @@ def test_what_is_left_is_for_keys_and_values() -> None:
     )
 
 
+def test_pages_of_prompts_are_not_left_for_keys_and_values() -> None:
+    profile = MemoryProfile(140 * GIB, 16 * GIB, 2 * GIB, GIB, 14 * GIB, pages=3 * GIB)
+    assert profile.kv_cache == 104 * GIB
+    assert "+ graphs 1.0 + pages of prompts 3.0 + kept free 14.0 + KV cache 104.0" in str(profile)
+
+
 def test_bytes_are_measured_on_a_gpu_only(folder: Path) -> None:
     with pytest.raises(EngineError, match="kv_cache_bytes None needs a GPU; say how many bytes"):
         build_model_runner(EngineConfig(folder, cache=CacheConfig(kv_cache_bytes=None)))
