@@ -2,8 +2,9 @@
 
 import logging
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +90,19 @@ def deploy(config: AppConfig, model: ModelFiles, door: Path | None = None) -> in
     try:
         serve.run(build_app(config, model, door), name=APP_NAME, logging_config=quiet)
     except (RuntimeError, TimeoutError) as exc:
-        raise BringUpError(f"the app did not come up: {exc}") from exc
+        said = [each.message for each in serve.status().applications[APP_NAME].deployments.values()]
+        reason = failure_in(said) or str(exc)
+        raise BringUpError(f"the app did not come up: {reason}") from exc
     return config.http.port
+
+
+def failure_in(messages: Iterable[str]) -> str | None:
+    """What the first deployment that could not be built died of: Serve tells its traceback, which
+    ends with the error."""
+    for message in messages:
+        if "Error" in message:
+            return re.sub(r"^[\w.]+: ", "", message.strip().splitlines()[-1])
+    return None
 
 
 def await_ready(url: str) -> None:

@@ -24,18 +24,21 @@ ROOT = Path(__file__).parents[2]
 KEY = "sk-demo-123"
 OLD = {"anthropic-version": "2023-06-01"}
 START_TIMEOUT_S = 180
+SERVE = [sys.executable, "-m", "deployments.cli", "serve"]
 
 
 class Served:
     """A `flashray serve` of its own, in a process group as a terminal gives it one."""
 
-    def __init__(self, log: Path, **environment: str) -> None:
+    def __init__(self, log: Path, config: Path | None = None, **environment: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         with log.open("w") as stream:
             self.process = subprocess.Popen(
-                ["make", "serve", f"PORT={self.port}"],
+                ["make", "serve", f"PORT={self.port}"]
+                if config is None
+                else [*SERVE, "--port", str(self.port), "--config", str(config)],
                 cwd=ROOT,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -240,7 +243,7 @@ def test_chat_says_what_is_wrong(served: Served, arguments: list[str], words: st
 
 def test_a_taken_port_is_said_before_anything_starts(served: Served):
     ran = subprocess.run(
-        [sys.executable, "-m", "deployments.cli", "serve", "--port", str(served.port)],
+        [*SERVE, "--port", str(served.port)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -251,10 +254,24 @@ def test_a_taken_port_is_said_before_anything_starts(served: Served):
     assert "Traceback" not in ran.stderr
 
 
+def test_an_engine_that_cannot_start_says_why(tmp_path: Path):
+    config = tmp_path / "app.yaml"
+    config.write_text("engine: {kv_cache_gib: 0.001}\n")
+    command = [*SERVE, "--port", str(free_port()), "--config", str(config)]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=START_TIMEOUT_S)
+    assert ran.returncode == 1
+    assert "the app did not come up: rank 0 of 1 did not start: CacheTooSmall: " in ran.stderr
+    assert "kv_cache_bytes is 1073741; raise it or lower max_model_len" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
 def test_two_instances_side_by_side_and_term_ends_only_its_own(
     served: Served, claude, tmp_path: Path
 ):
-    second = Served(tmp_path / "log")
+    """The second one's cache ages."""
+    config = tmp_path / "app.yaml"
+    config.write_text("engine: {kv_tiers: {cold_format: int4}, max_model_len: 2048}\n")
+    second = Served(tmp_path / "log", config)
     try:
         second.wait_ready()
         with anthropic.Anthropic(base_url=second.url, api_key=KEY) as other:
