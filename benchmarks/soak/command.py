@@ -1,5 +1,6 @@
-"""`python -m benchmarks.soak --device cpu|cuda:0 --minutes N [--out FILE]`: mixed random load in
-one engine, its books checked after every step. The exit status is 1 where a bar was missed.
+"""`python -m benchmarks.soak --device cpu|cuda:0 --minutes N [--tiers FORMAT] [--out FILE]`: mixed
+random load in one engine, its books checked after every step. The exit status is 1 where a bar was
+missed.
 
 On a CPU the built-in model, on a GPU the shape of Llama 3.1 8B with random weights.
 """
@@ -9,7 +10,7 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -25,14 +26,15 @@ from benchmarks.soak.watch import StepTimes, probe_of
 from deployments.errors import ModelFilesError
 from deployments.model_files import BUILT_IN_MODEL, prepare_model
 from engine.build import build_engine_around, build_model_runner
-from engine.cache.formats import BLOCK_SIZE
+from engine.cache.formats import BLOCK_SIZE, COLD_FORMATS
+from engine.cache.tier_config import TierConfig
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """A completion may grow by many blocks, and a sequence is admitted with one to spare: so
-    sequences are preempted."""
+    sequences are preempted. `num_blocks` of tokens of `kv_token_bytes`, none of which ages."""
 
     max_model_len: int
     max_new_tokens: int
@@ -44,6 +46,16 @@ class Limits:
 ITL_BUDGET_MS = 50.0  # as it is served
 CPU = Limits(1024, 256, 24, 2 * SMOLLM2_135M.kv_token_bytes, SchedulerConfig(8, 256))
 GPU = Limits(16384, 768, 2000, LLAMA_8B.kv_token_bytes, SchedulerConfig(64, 2048, ITL_BUDGET_MS))
+# Where tokens age: contexts in which some are cold. A sequence is admitted with more room to grow,
+# so completions are longer and memory is less, for some to be preempted all the same.
+TIERED_CPU = replace(
+    CPU,
+    max_model_len=2048,
+    max_new_tokens=1024,
+    num_blocks=42,
+    kv_token_bytes=SMOLLM2_135M.kv_token_bytes,  # in bfloat16, whatever the model's dtype
+)
+TIERED_GPU = replace(GPU, max_new_tokens=1536, num_blocks=300)
 
 
 def main() -> int:
@@ -51,6 +63,7 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tiers", choices=COLD_FORMATS, help="let tokens age, until this format")
     parser.add_argument("--sha", help="the commit that is run, where there is no git")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -58,7 +71,8 @@ def main() -> int:
     if arguments.out is not None and sha is None:
         sha = describe_tree(ROOT)  # now: the tree may change meanwhile
     progress = _progress()
-    outcome = run(arguments.device, arguments.minutes * 60, arguments.seed, progress)
+    seconds = arguments.minutes * 60
+    outcome = run(arguments.device, seconds, arguments.seed, progress, arguments.tiers)
     rows = list(rows_of(outcome, arguments.device))
     print(table(rows))
     for words in outcome.ledger.shown:
@@ -66,18 +80,21 @@ def main() -> int:
     if arguments.out is not None and sha is not None:
         command = f"python -m benchmarks.soak --device {arguments.device} "
         command += f"--minutes {arguments.minutes:g} --seed {arguments.seed}"
+        command += f" --tiers {arguments.tiers}" if arguments.tiers else ""
         write(arguments.out, arguments.device, sha, command, rows, outcome)
         progress(f"wrote {arguments.out}")
     return int(any(row.meets_floor is False for row in rows))
 
 
-def run(device: str, seconds: float, seed: int, progress: Progress) -> Outcome:
+def run(
+    device: str, seconds: float, seed: int, progress: Progress, cold_format: str | None = None
+) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="flashray-soak-") as scratch:
-        config = config_of(device, Path(scratch), progress)
+        config = config_of(device, Path(scratch), progress, cold_format)
         progress("building the engine")
         runner = build_model_runner(config)
         engine = build_engine_around(runner, config)
-    limits = limits_of(device)
+    limits = limits_of(device, cold_format)
     load = Load(
         limits.max_model_len,
         runner.model_config.vocab_size,
@@ -94,35 +111,45 @@ def run(device: str, seconds: float, seed: int, progress: Progress) -> Outcome:
     ).run()
 
 
-def limits_of(device: str) -> Limits:
-    return CPU if device == "cpu" else GPU
+def limits_of(device: str, cold_format: str | None = None) -> Limits:
+    """cold_format None: no token ages."""
+    if cold_format is None:
+        return CPU if device == "cpu" else GPU
+    return TIERED_CPU if device == "cpu" else TIERED_GPU
 
 
-def config_of(device: str, scratch: Path, progress: Progress = lambda _: None) -> EngineConfig:
+def config_of(
+    device: str,
+    scratch: Path,
+    progress: Progress = lambda _: None,
+    cold_format: str | None = None,
+) -> EngineConfig:
     """`scratch` is needed until the engine is built."""
-    limits = limits_of(device)
-    folder, load_format = _model(device, scratch, progress)
+    limits = limits_of(device, cold_format)
+    folder, load_format = _model(device, scratch, limits.max_model_len, progress)
     return EngineConfig(
         folder,
         device=device,
         load_format=load_format,
         max_model_len=limits.max_model_len,
-        cache=CacheConfig(kv_cache_bytes=limits.num_blocks * BLOCK_SIZE * limits.kv_token_bytes),
+        cache=CacheConfig(
+            kv_cache_bytes=limits.num_blocks * BLOCK_SIZE * limits.kv_token_bytes,
+            tiers=None if cold_format is None else TierConfig(cold_format=cold_format),
+        ),
         scheduler=limits.scheduler,
         check_integrity=True,
     )
 
 
-def _model(device: str, scratch: Path, progress: Progress) -> tuple[Path, str]:
+def _model(device: str, scratch: Path, max_model_len: int, progress: Progress) -> tuple[Path, str]:
     """The folder, and how its weights are loaded."""
-    limits = limits_of(device)
     if device != "cpu":
-        return LLAMA_8B.write(scratch, limits.max_model_len), "dummy"
+        return LLAMA_8B.write(scratch, max_model_len), "dummy"
     try:
         return prepare_model(BUILT_IN_MODEL, progress=progress).path, "auto"
     except ModelFilesError as exc:
         progress(f"{exc}: random weights of its shape instead")
-        return SMOLLM2_135M.write(scratch, limits.max_model_len), "dummy"
+        return SMOLLM2_135M.write(scratch, max_model_len), "dummy"
 
 
 def write(
