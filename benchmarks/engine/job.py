@@ -43,6 +43,8 @@ class Job:
     max_num_sequences: int = 64
     max_num_batched_tokens: int = 16384
     itl_budget_ms: float | None = None  # ours only
+    cold_format: str | None = None  # ours only, as tokens age; None: none does
+    kv_cache_dtype: str = "auto"  # the peer's only
     spawned_at_s: float = 0.0  # time.time()
 
     def to_json(self) -> str:

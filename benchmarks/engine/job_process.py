@@ -14,10 +14,13 @@ from benchmarks.engine.job import Job, Outcome, error_file
 from benchmarks.engine.stepped import SteppedEngine, generate
 from benchmarks.errors import MeasurementFailed
 from benchmarks.interference.case import InterferenceCase
+from benchmarks.kv_engine.cases import KeptFirstTokenCase, MadeUpDecodeCase
 
-KINDS: dict[str, type[Any]] = {
-    case.kind: case for case in (DecodeCase, PrefillCase, FirstTokenCase, InterferenceCase)
-}
+CASES = (
+    *(DecodeCase, PrefillCase, FirstTokenCase, InterferenceCase),
+    *(KeptFirstTokenCase, MadeUpDecodeCase),
+)
+KINDS: dict[str, type[Any]] = {case.kind: case for case in CASES}
 WARM_UP_TOKENS = (256, 8192)
 
 

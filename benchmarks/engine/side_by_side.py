@@ -42,20 +42,28 @@ class SideBySide:
     kernels: dict[str, Any] = field(default_factory=dict)
     started_s: float = field(default_factory=time.monotonic)
 
-    def measure(self, engine: Engine, shape: Shape, cases: Sequence[Case], **limits: Any) -> None:
+    def measure(
+        self,
+        engine: Engine,
+        shape: Shape,
+        cases: Sequence[Case],
+        variant: str | None = None,
+        **limits: Any,
+    ) -> None:
         """What fails is said, and the next is measured all the same. A peer that is not wanted or
         not there is left out."""
         is_there = self.arguments.peer == PEER and importlib.util.find_spec(PEER) is not None
         if engine == PEER and not is_there:
             return
-        name = name_of(engine, shape)
+        name = name_of(engine, shape, variant=variant)
         if name in self.outcomes or name in self.failed:
-            name = name_of(engine, shape, again=True)
+            name = name_of(engine, shape, again=True, variant=variant)
         try:
             seconds = self.seconds_for(engine)
             require_idle_gpu()
             with tempfile.TemporaryDirectory(prefix="flashray-shape-") as folder:
-                model = shape.write(Path(folder), 2 * MAX_MODEL_LEN)
+                longest = max(2 * MAX_MODEL_LEN, limits.get("max_model_len", 0))
+                model = shape.write(Path(folder), longest)
                 told = tuple(described(case) for case in cases)
                 job = Job(engine, str(model), told, seconds, self.arguments.repeats, **limits)
                 self.jobs.append(job)
@@ -93,14 +101,26 @@ class SideBySide:
 
 Steps = Callable[[SideBySide], Iterator[None]]
 Rows = Callable[[SideBySide], Iterator[Row]]
+Gate = Callable[[SideBySide], None]  # raises GateRed
 
 
-def name_of(engine: Engine, shape: Shape, again: bool = False) -> str:
-    return f"{engine}, {shape.name}{', again' if again else ''}"
+def name_of(engine: Engine, shape: Shape, again: bool = False, variant: str | None = None) -> str:
+    """`variant`: how the engine is set up, where it is not as always."""
+    who = engine if variant is None else f"{engine} {variant}"
+    return f"{who}, {shape.name}{', again' if again else ''}"
+
+
+def parity_gate(run: SideBySide) -> None:
+    run.progress("gate: parity")
+    require_parity(run.arguments.parity, run.arguments.sha, run.processes, run.progress)
 
 
 def run_side_by_side(
-    module: str, parser: argparse.ArgumentParser, steps: Steps, rows_of: Rows
+    module: str,
+    parser: argparse.ArgumentParser,
+    steps: Steps,
+    rows_of: Rows,
+    gate: Gate = parity_gate,
 ) -> int:
     """Write the rows of what there is after every step. The exit status: 1 when the gate was red,
     somebody else was on the GPU, or something of ours failed."""
@@ -117,8 +137,7 @@ def run_side_by_side(
     try:
         require_idle_gpu()
         if arguments.out is not None:
-            progress("gate: parity")
-            require_parity(arguments.parity, arguments.sha, run.processes, progress)
+            gate(run)
     except BenchmarkError as exc:
         print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
         return 1

@@ -22,6 +22,7 @@ class SteppedVllm:
             dtype=job.dtype,
             max_model_len=job.max_model_len,
             kv_cache_memory_bytes=job.kv_cache_bytes,
+            kv_cache_dtype=job.kv_cache_dtype,
             max_num_seqs=job.max_num_sequences,
             max_num_batched_tokens=job.max_num_batched_tokens,
             enable_prefix_caching=True,
@@ -38,6 +39,7 @@ class SteppedVllm:
             "block_size": block_size,
             "cuda_graphs": str(config.compilation_config.cudagraph_mode),
             "async_scheduling": config.scheduler_config.async_scheduling,
+            "kv_cache_dtype": job.kv_cache_dtype,
         }
 
     @property
