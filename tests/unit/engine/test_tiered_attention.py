@@ -19,6 +19,7 @@ from engine.execution.tiered_pages import num_pages_for
 from engine.execution.triton_attention import TritonAttention
 from engine.scheduling.batch import ScheduledBatch
 from engine.sequence import Sequence
+from kernels.checked_interpreter import checked
 from kernels.tiered_append.hadamard import rotated
 from kernels.tiered_append.reference import turned
 from tests.unit.engine import dense_tiers
@@ -70,7 +71,15 @@ COS, SIN = ANGLES.cos(), ANGLES.sin()  # of all positions at once: each always t
 class Steps:
     """A backend without a model: queries, keys and values follow from the tokens alone."""
 
-    def __init__(self, config: TierConfig, num_pages: int | None = None) -> None:
+    def __init__(
+        self,
+        config: TierConfig,
+        num_pages: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        *,
+        deterministic: bool = False,
+    ) -> None:
+        self.dtype = dtype
         groups = [
             TierGroup(
                 replace(config, cold_format=name),
@@ -85,9 +94,11 @@ class Steps:
             for tensor in slabs:
                 tensor.view(torch.uint8).fill_(0xFF)
         shape = (num_pages or num_pages_for(config, MAX_TOKENS, MAX_TOKENS), 64, KV_HEADS, SIZE)
-        pages = KVTensors(*[(torch.full(shape, float("nan")),) for _ in Part])
-        prompts = TritonAttention(pages, [None], SCALE)
-        self.backend = TieredAttention(self.kv, pages, prompts, HEADS, SCALE)
+        pages = KVTensors(*[(torch.full(shape, float("nan"), dtype=dtype),) for _ in Part])
+        prompts = TritonAttention(pages, [None], SCALE, deterministic=deterministic)
+        self.backend = TieredAttention(
+            self.kv, pages, prompts, HEADS, SCALE, deterministic=deterministic
+        )
         self.plans = TieredPlans(groups)
         self.attended: dict[Sequence, list[list[torch.Tensor]]] = {}  # by layer
 
@@ -100,9 +111,9 @@ class Steps:
         batch = self.plans.plan(*chunks)
         inputs = self.backend.build_inputs(batch)
         metadata = self.backend.prepare(inputs)
-        turns = COS[inputs.positions], SIN[inputs.positions]
+        turns = [each[inputs.positions].to(self.dtype) for each in (COS, SIN)]
         for layer, tables in enumerate(TABLES):
-            given = [table[inputs.input_ids] for table in tables]
+            given = [table[inputs.input_ids].to(self.dtype) for table in tables]
             out = self.backend.attend(layer, *given, *turns, metadata)
             row = 0
             for entry in sorted(batch.scheduled, key=lambda entry: not entry.spans[0].is_decode):
@@ -140,14 +151,16 @@ class Steps:
         return found
 
 
-def expected(config: TierConfig, sequence: Sequence, layer: int) -> torch.Tensor:
+def expected(
+    config: TierConfig, sequence: Sequence, layer: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     tokens = torch.tensor(sequence.token_ids)
-    query, key, value = (table[tokens] for table in TABLES[layer])
-    cos, sin = COS[: len(tokens)], SIN[: len(tokens)]
+    query, key, value = (table[tokens].to(dtype) for table in TABLES[layer])
+    cos, sin = (each[: len(tokens)].to(dtype) for each in (COS, SIN))
     return dense_tiers.attended(
         replace(config, cold_format=LAYERS[layer]),
         sequence.num_prompt_tokens,
-        rotated(turned(query, cos, sin)),
+        rotated(turned(query, cos, sin)).to(dtype),
         rotated(turned(key, cos, sin)).bfloat16(),
         value.bfloat16(),
         SCALE,
@@ -245,3 +258,37 @@ def test_what_prompts_attend_over_has_no_place_without_a_number() -> None:
     (values,) = steps.backend._pages.values
     assert values[:6].isfinite().all()  # block 1 is there twice: cold, and hot to the first cell
     assert not values[6:].isfinite().any()
+
+
+def test_by_the_kernels_it_is_the_same() -> None:
+    """Checked: no kernel reads or writes what is not its own, nor what is no number."""
+    steps = Steps(SMALL, dtype=torch.bfloat16)
+    with checked():
+        first, second = steps.open(text(260)), steps.open(text(40, seed=2))
+        steps.step((first, 260))
+        first.token_ids.append(7)
+        steps.step((second, 40), (first, 1))
+        for sequence in (first, second):
+            sequence.token_ids.append(9)
+        steps.step((first, 1), (second, 1))
+    for sequence in (first, second):
+        for layer in range(len(LAYERS)):
+            came = torch.cat(steps.attended[sequence][layer]).double()
+            right = expected(SMALL, sequence, layer, torch.bfloat16)
+            assert (came - right).norm() < 0.01 * right.norm()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_a_decode_gives_depends_on_others_unless_it_must_not(deterministic: bool) -> None:
+    def decoded(*others: int) -> list[torch.Tensor]:
+        steps = Steps(SMALL, dtype=torch.bfloat16, deterministic=deterministic)
+        sequences = [steps.open(text(num, seed=num)) for num in (*others, 280)]
+        for sequence in sequences:
+            steps.prefill(sequence, [sequence.num_tokens])
+            sequence.token_ids.append(7)
+        with checked():
+            steps.step(*((sequence, 1) for sequence in sequences))
+        return [each[-1] for each in steps.attended[sequences[-1]]]
+
+    pairs = list(zip(decoded(), decoded(50, 300), strict=True))
+    assert all(torch.equal(alone, beside) for alone, beside in pairs) == deterministic

@@ -113,6 +113,22 @@ def test_recorded_decodes_give_the_same_tokens(folder: Path) -> None:
     assert recorder.num_replays > 50
 
 
+def test_a_prompt_of_which_all_but_a_token_is_cached_is_no_decode(folder: Path) -> None:
+    recorder = Recompute()
+    engine = engine_of(folder, is_ahead=True, recorder=recorder)
+    prompt = random.Random(4).choices(range(199), k=129)
+    said = []
+    for name in ("first", "second"):
+        engine.add(name, prompt, SamplingParams(5, temperature=0.0))
+        said.append([])
+        while engine.has_work:
+            for output in engine.step().outputs:
+                said[-1] += output.token_ids
+    assert engine.totals.cached_tokens == 128
+    assert said[0] == said[1]
+    assert recorder.num_replays == 2 * 4
+
+
 def test_without_room_for_all_the_tokens_are_the_same(folder: Path) -> None:
     """What a preempted sequence had decoded is stored again as it was."""
     expected = transcript(engine_of(folder, deterministic=True), 3, LONG)

@@ -18,7 +18,7 @@ from engine.errors import CacheTooSmall, EngineError, UnsupportedModel
 from engine.execution.model_runner import ModelRunner
 from engine.models.decoder import build_decoder
 from engine.models.model_config import ModelConfig
-from engine.models.weights import load_weights
+from engine.models.weights import dummy_weights, load_weights
 from engine.ranks.group import SingleRank
 from kernels.tiered_append.hadamard import rotated
 from kernels.tiered_append.reference import turned
@@ -118,6 +118,14 @@ def test_chunks_do_not_change_the_logits(folders: dict[str, Path]) -> None:
     runner = build_model_runner(config_of(folders["qwen3, qk norm"]))
     whole = steps(runner, [440])
     assert relative(steps(runner, [1, 63, 100, 200, 76]), whole) < 0.005
+
+
+def test_random_weights_are_rotated_too(folders: dict[str, Path]) -> None:
+    config = config_of(folders["llama"], load_format="dummy")
+    model = ModelConfig.from_folder(folders["llama"])
+    ours = build_model_runner(config)._decoder.weights.layers[1].output
+    rotating = dummy_weights(model, torch.float32, rotate_values=True).layers[1].output
+    assert torch.equal(ours.weight.to_dense(), rotating.weight.to_dense())
 
 
 def test_the_runner_says_what_its_arenas_are_made_of(folders: dict[str, Path]) -> None:

@@ -11,7 +11,7 @@ from engine.execution.tiered_inputs import table_width
 from engine.execution.tiered_slots import TieredSlots
 from engine.execution.uploads import upload_together
 from engine.scheduling.batch import ScheduledBatch
-from engine.sequence import Sequence
+from engine.sequence import Sequence, SequenceStatus
 from tests.unit.engine.tiered_plans import TieredPlans
 
 CPU = torch.device("cpu")
@@ -117,6 +117,17 @@ def test_a_slot_is_given_on_with_nothing_of_its_last_owner(slots: TieredSlots) -
     plans.close(first)
     third = prefilled(plans, 250, seed=2)
     assert assert_placed(slots, decode(plans, third)) == [slot]
+
+
+def test_a_sequence_that_gave_its_slot_up_is_written_anew(slots: TieredSlots) -> None:
+    plans = TieredPlans(GROUPS)
+    first, second = prefilled(plans, 300), prefilled(plans, 200, seed=1)
+    (slot,) = assert_placed(slots, decode(plans, first))
+    first.status = SequenceStatus.WAITING
+    assert assert_placed(slots, decode(plans, second)) == [slot]
+    plans.close(second)
+    first.status = SequenceStatus.RUNNING
+    assert assert_placed(slots, decode(plans, first)) == [slot]
 
 
 def test_a_sequence_that_was_preempted_has_other_slabs(slots: TieredSlots) -> None:
