@@ -9,18 +9,22 @@ from typing import Any
 import torch
 
 from engine.build import build_engine_around, build_model_runner
+from engine.cache.tier_config import TierConfig
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.execution.decode_graphs import DecodeGraphs, padded_sizes
 from engine.execution.layer_graphs import LayerGraphs, layer_sizes
 from engine.execution.model_runner import ModelRunner
 from engine.execution.recorder import Results
+from engine.execution.sequence_slots import SequenceSlots
+from engine.execution.tiered_attention import TieredAttention
 from engine.execution.triton_attention import TritonAttention
 
 DEVICE = os.environ.get("FLASHRAY_TEST_DEVICE", "cuda:0")
 IS_REHEARSAL = DEVICE == "cpu"
 VOCAB_SIZE = 1024
 BLOCK_SIZE = 64
+SMALL_TIERS = TierConfig(hot_tokens=64, warm_tokens=64, cell_tokens=128)  # all within 400 tokens
 NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 8, 2, 64
 MAX_MODEL_LEN = 4096
 BLOCK_NUMBERS = 2 * NUM_LAYERS * BLOCK_SIZE * NUM_KV_HEADS * HEAD_DIM
@@ -73,9 +77,10 @@ def device_config(
     max_num_batched_tokens: int = 256,
     max_model_len: int = 1024,
     enable_prefix_cache: bool = True,
+    tiers: TierConfig | None = None,
     **changes: Any,
 ) -> EngineConfig:
-    """Our kernels on the device, one step ahead."""
+    """Our kernels on the device, one step ahead. `num_blocks` were there without `tiers`."""
     fields = {
         "device": DEVICE,
         "dtype": "float32",
@@ -92,6 +97,7 @@ def device_config(
         cache=CacheConfig(
             kv_cache_bytes=num_blocks * BLOCK_NUMBERS * itemsize,
             enable_prefix_cache=enable_prefix_cache,
+            tiers=tiers,
         ),
         scheduler=SchedulerConfig(max_num_sequences, max_num_batched_tokens),
         **fields,
@@ -110,12 +116,16 @@ def reference_config(folder: Path, **changes: Any) -> EngineConfig:
 def build(config: EngineConfig) -> tuple[Engine, ModelRunner]:
     runner = build_model_runner(config)
     if IS_REHEARSAL and config.async_scheduling and not config.enforce_eager:
-        assert isinstance(runner._backend, TritonAttention)
+        backend = runner._backend
+        assert isinstance(backend, TritonAttention | TieredAttention)
         assert runner._slots is not None
-        runner._graphs = DecodeGraphs(runner._decoder, runner._backend, runner._slots, Recompute())
+        runner._graphs = DecodeGraphs(runner._decoder, backend, runner._slots, Recompute())
         for size in padded_sizes(config.scheduler.max_num_sequences):
             runner._graphs.record(size)
+        if isinstance(backend, TieredAttention):
+            return build_engine_around(runner, config), runner
+        assert isinstance(runner._slots, SequenceSlots)
         shape = config.scheduler.max_num_sequences, runner._slots.block_tables.shape[1]
-        runner._layer_graphs = LayerGraphs(runner._decoder, runner._backend, Recompute(), shape)
+        runner._layer_graphs = LayerGraphs(runner._decoder, backend, Recompute(), shape)
         runner._layer_graphs.record(layer_sizes(config.scheduler.max_num_batched_tokens))
     return build_engine_around(runner, config), runner

@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from engine.cache.tier_config import TierConfig
 from engine.engine import Engine
 from engine.outputs import PendingTokens, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.scheduling.batch import ScheduledBatch
-from tests.engine_gpu.engines import IS_REHEARSAL, VOCAB_SIZE, build, device_config
+from tests.engine_gpu.engines import (
+    IS_REHEARSAL,
+    SMALL_TIERS,
+    VOCAB_SIZE,
+    build,
+    device_config,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +40,7 @@ class Said:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
-def engine_of(folder: Path, max_num_batched_tokens: int = 512) -> Engine:
+def engine_of(folder: Path, tiers: TierConfig | None, max_num_batched_tokens: int = 512) -> Engine:
     """Without a prefix cache: the second run would find what the first has computed."""
     config = device_config(
         folder,
@@ -43,6 +50,7 @@ def engine_of(folder: Path, max_num_batched_tokens: int = 512) -> Engine:
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=512,
         enable_prefix_cache=False,
+        tiers=tiers,
     )
     return build(config)[0]
 
@@ -84,9 +92,15 @@ def watch_chunks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, l
     return chunks
 
 
+@pytest.fixture(scope="module", params=[None, SMALL_TIERS], ids=["one format", "tiers"])
+def tiers(request: pytest.FixtureRequest) -> TierConfig | None:
+    tiers: TierConfig | None = request.param
+    return tiers
+
+
 @pytest.fixture(scope="module")
-def engine(folder: Path) -> Engine:
-    return engine_of(folder)
+def engine(folder: Path, tiers: TierConfig | None) -> Engine:
+    return engine_of(folder, tiers)
 
 
 def test_alone_as_among_64_others(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,13 +129,17 @@ def test_alone_as_among_64_others(engine: Engine, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("length", [66, 130, 258, 300])
 def test_however_a_prompt_is_cut(
-    engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch, length: int
+    engine: Engine,
+    folder: Path,
+    tiers: TierConfig | None,
+    monkeypatch: pytest.MonkeyPatch,
+    length: int,
 ) -> None:
     params = SamplingParams(20, temperature=0.0, num_logprobs=2)
     prompt = random.Random(length).choices(range(VOCAB_SIZE), k=length)
     engine.add("whole", prompt, params)
     whole = run(engine, ["whole"])["whole"]
-    small = engine_of(folder, max_num_batched_tokens=64)
+    small = engine_of(folder, tiers, max_num_batched_tokens=64)
     chunks = watch_chunks(small, monkeypatch)
     small.add("cut", prompt, params)
     cut = run(small, ["cut"])["cut"]

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,14 @@ import torch
 from engine.engine import Engine
 from engine.execution.uploads import Arrival
 from engine.sampling_params import SamplingParams
-from tests.engine_gpu.engines import DEVICE, IS_REHEARSAL, VOCAB_SIZE, build, device_config
+from tests.engine_gpu.engines import (
+    DEVICE,
+    IS_REHEARSAL,
+    SMALL_TIERS,
+    VOCAB_SIZE,
+    build,
+    device_config,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -38,9 +46,22 @@ def waits_refused() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def decoding(folder: Path, num_sequences: int) -> Engine:
+KINDS: dict[str, dict[str, Any]] = {
+    "one format": {},
+    "tiers": {"tiers": SMALL_TIERS, "dtype": "bfloat16"},
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Of the cache."""
+    changes: dict[str, Any] = request.param
+    return changes
+
+
+def decoding(folder: Path, num_sequences: int, kind: dict[str, Any]) -> Engine:
     """Deep in decodes, all of them in flight."""
-    engine, _ = build(device_config(folder, check_integrity=False))
+    engine, _ = build(device_config(folder, check_integrity=False, **kind))
     choice = random.Random(2)
     for index in range(num_sequences):
         prompt = choice.choices(range(VOCAB_SIZE), k=choice.randint(1, 200))
@@ -67,9 +88,9 @@ def peak_bytes() -> int:
 
 
 @pytest.mark.parametrize("num_sequences", [1, 3, 8])
-def test_decodes_take_no_memory(folder: Path, num_sequences: int) -> None:
-    """Tables grow meanwhile: a block is 64 tokens."""
-    engine = decoding(folder, num_sequences)
+def test_decodes_take_no_memory(folder: Path, num_sequences: int, kind: dict[str, Any]) -> None:
+    """Tables grow meanwhile, and blocks are demoted: a block is 64 tokens."""
+    engine = decoding(folder, num_sequences, kind)
     before = allocated_bytes()
     if not IS_REHEARSAL:
         torch.cuda.reset_peak_memory_stats(DEVICE)
@@ -81,9 +102,9 @@ def test_decodes_take_no_memory(folder: Path, num_sequences: int) -> None:
 
 
 def test_a_decode_waits_for_the_tokens_of_the_last_step_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
 ) -> None:
-    engine = decoding(folder, 8)
+    engine = decoding(folder, 8, kind)
     happened: list[str] = []
     monkeypatch.setattr(Arrival, "wait", spy("wait", Arrival.wait, happened))
     monkeypatch.setattr(engine, "_launch", spy("launch", engine._launch, happened))
@@ -105,9 +126,13 @@ def spy(word: str, call: Callable[..., object], happened: list[str]) -> Callable
 
 
 @pytest.mark.parametrize("is_eager", [False, True], ids=["graphs", "eager"])
-def test_an_abort_in_flight_frees_every_block(folder: Path, is_eager: bool) -> None:
+def test_an_abort_in_flight_frees_every_block(
+    folder: Path, is_eager: bool, kind: dict[str, Any]
+) -> None:
     """And what was in flight does not disturb what comes after, in the same blocks and slots."""
-    engine, _ = build(device_config(folder, enforce_eager=is_eager, enable_prefix_cache=False))
+    engine, _ = build(
+        device_config(folder, enforce_eager=is_eager, enable_prefix_cache=False, **kind)
+    )
     probe = list(range(1, 130))
     greedy = SamplingParams(30, temperature=0.0)
     engine.add("before", probe, greedy)
