@@ -12,6 +12,7 @@ import torch
 from engine.cache.formats import Part
 from engine.cache.tier_config import TierConfig
 from engine.cache.tier_group import TierGroup
+from engine.execution.flash_attention import VllmFlashAttention, find_flash_attention
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.tiered_attention import TieredAttention
 from engine.execution.tiered_kv import TieredKV
@@ -23,6 +24,7 @@ from kernels.checked_interpreter import checked
 from kernels.tiered_append.hadamard import rotated
 from kernels.tiered_append.reference import turned
 from tests.unit.engine import dense_tiers
+from tests.unit.engine.test_flash_attention import fake_flash_attention, install
 from tests.unit.engine.tiered_plans import TieredPlans
 
 HEADS, KV_HEADS, SIZE, VOCAB_SIZE, SCALE = 4, 2, 64, 199, 0.2
@@ -77,6 +79,7 @@ class Steps:
         num_pages: int | None = None,
         dtype: torch.dtype = torch.float32,
         *,
+        prompts_by: type[TritonAttention] = TritonAttention,
         deterministic: bool = False,
     ) -> None:
         self.dtype = dtype
@@ -95,7 +98,7 @@ class Steps:
                 tensor.view(torch.uint8).fill_(0xFF)
         shape = (num_pages or num_pages_for(config, MAX_TOKENS, MAX_TOKENS), 64, KV_HEADS, SIZE)
         pages = KVTensors(*[(torch.full(shape, float("nan"), dtype=dtype),) for _ in Part])
-        prompts = TritonAttention(pages, [None], SCALE, deterministic=deterministic)
+        prompts = prompts_by(pages, [None], SCALE, deterministic=deterministic)
         self.backend = TieredAttention(
             self.kv, pages, prompts, HEADS, SCALE, deterministic=deterministic
         )
@@ -292,3 +295,22 @@ def test_what_a_decode_gives_depends_on_others_unless_it_must_not(deterministic:
 
     pairs = list(zip(decoded(), decoded(50, 300), strict=True))
     assert all(torch.equal(alone, beside) for alone, beside in pairs) == deterministic
+
+
+def test_prompts_by_flash_attention(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    calls: list[int] = []
+    find_flash_attention.cache_clear()
+    request.addfinalizer(find_flash_attention.cache_clear)
+    install(monkeypatch, fake_flash_attention(calls))
+    attended = []
+    for prompts_by in (VllmFlashAttention, TritonAttention):
+        steps = Steps(SMALL, dtype=torch.bfloat16, prompts_by=prompts_by)
+        first, second = steps.open(text(300)), steps.open(text(90, seed=2))
+        steps.step((first, 300))
+        first.token_ids.append(7)
+        steps.step((first, 1), (second, 90))
+        attended.append([torch.cat(each) for each in steps.attended[second]])
+    assert calls == [300] * len(LAYERS) + [90] * len(LAYERS)
+    assert all(map(torch.equal, *attended))
