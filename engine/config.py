@@ -43,8 +43,9 @@ class EngineConfig:
     the kernels (on a CPU tensor: their references), "vllm_flash_attn" for prompts by FlashAttention
     3, "torch" for plain PyTorch, "auto" for the fastest of them that is there.
 
-    `deterministic`: on a GPU, a sequence's tokens do not depend, to the bit, on what runs beside it
-    or on how its prompt was cut: by our own kernels alone, which costs speed.
+    `deterministic`: on a GPU, and with tiers on a CPU, a sequence's tokens do not depend, to the
+    bit, on what runs beside it or on how its prompt was cut: by our own kernels alone, which costs
+    speed.
     `quantization` "fp8": the matrices of the layers in 8-bit floats, half the bytes, at some loss;
     not with `deterministic`.
     `async_scheduling`: plan a step while the last one computes; None where that gains, on one GPU.

@@ -53,6 +53,7 @@ SILU_MULS = (
     *(Form(_one_row_silu_mul, meta, 1, 2) for meta in reference.ONE_ROW_SILU_METAS),
     *(Form(_few_rows_silu_mul, meta, meta["ROWS"], 2) for meta in reference.FEW_ROWS_SILU_METAS),
 )
+FIXED_ROWS = 8  # of a product on a CPU
 FIXED = Form(_tiled, reference.FIXED_META, reference.MAX_ROWS)
 FIXED_FLOAT32 = Form(_tiled, reference.FIXED_FLOAT32_META, reference.MAX_ROWS)
 
@@ -108,19 +109,22 @@ def pack_linear(
 def linear(x: torch.Tensor, packed: PackedLinear, *, deterministic: bool = False) -> torch.Tensor:
     """x [num_tokens, in_size] -> [num_tokens, out_size], of the weight's `out_dtype`.
 
-    deterministic: on a GPU bitwise batch invariant: a row's result does not depend on the other
-    rows, nor on how many there are. Raises ContractError.
+    deterministic: bitwise batch invariant: a row's result does not depend on the other rows, nor on
+    how many there are. Raises ContractError.
     """
     assert x.shape[-1] == packed.weight.shape[1], (x.shape, packed.weight.shape)
-    if packed.is_packed:
-        return _by_onednn(x, packed)
-    if runs_kernels(x):
+    if runs_kernels(x) and not packed.is_packed:
         if deterministic:
             return fixed(x, packed)
         form = packed.plan.linears.get(rounded_up(len(x)))
         if form is not None:
             return multiply(form, x, packed)
-    return reference.linear(x, packed.weight, packed.bias, packed.out_dtype)
+    elif deterministic and len(x):
+        # Libraries choose by the number of rows how they sum: here it is always the same.
+        padded = F.pad(x, (0, 0, 0, -len(x) % FIXED_ROWS))
+        tiles = [_by_libraries(tile, packed) for tile in padded.split(FIXED_ROWS)]
+        return torch.cat(tiles)[: len(x)]
+    return _by_libraries(x, packed)
 
 
 def linear_silu_mul(
@@ -133,6 +137,12 @@ def linear_silu_mul(
         if form is not None:
             return multiply(form, x, packed)
     return silu_mul(linear(x, packed, deterministic=deterministic))
+
+
+def _by_libraries(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+    if packed.is_packed:
+        return _by_onednn(x, packed)
+    return reference.linear(x, packed.weight, packed.bias, packed.out_dtype)
 
 
 def _by_onednn(x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:

@@ -54,8 +54,9 @@ def paged_prefill(
     assert num_heads % kv_heads == 0, (query.shape, key_cache.shape)
     assert len(query_starts) == len(context_lens) + 1, (query_starts.shape, context_lens.shape)
     if not runs_kernels(query):
+        caches = (key_cache, value_cache, block_tables, context_lens)
         return reference.paged_prefill(
-            query, query_starts, key_cache, value_cache, block_tables, context_lens, scale, window
+            query, query_starts, *caches, scale, window, deterministic=deterministic
         )
     group = num_heads // kv_heads
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)

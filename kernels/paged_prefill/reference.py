@@ -89,8 +89,11 @@ def paged_prefill(
     scale: float,
     window: int | None = None,
     max_query_len: int | None = None,
+    *,
+    deterministic: bool = False,
 ) -> torch.Tensor:
-    """query [num_tokens, num_heads, head_dim] -> like query; as `kernels.paged_prefill.api`."""
+    """query [num_tokens, num_heads, head_dim] -> like query; as `kernels.paged_prefill.api`.
+    deterministic: row by row, for libraries choose by the shape of a product how they sum."""
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     starts = query_starts.tolist()
     for sequence, context_len in enumerate(context_lens.tolist()):
@@ -99,7 +102,12 @@ def paged_prefill(
         keys, values = (
             cache[table].flatten(0, 1)[:context_len].float() for cache in (key_cache, value_cache)
         )
-        out[rows] = _attend(query[rows].float(), keys, values, scale, window)
+        step = 1 if deterministic else max(1, len(query[rows]))
+        for start in range(rows.start, rows.stop, step):
+            end = start + step
+            seen = context_len - (rows.stop - end)
+            chunk = query[start:end].float()
+            out[start:end] = _attend(chunk, keys[:seen], values[:seen], scale, window)
     return out
 
 

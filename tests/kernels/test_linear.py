@@ -59,6 +59,18 @@ def test_packed_equals_the_matrix_product(
     torch.testing.assert_close(product.double(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_on_a_cpu_too_a_row_may_depend_on_itself_alone(dtype: torch.dtype) -> None:
+    x, packed = normal(70, 1536).to(dtype), pack_linear(normal(576, 1536).to(dtype))
+    whole = linear(x, packed, deterministic=True)
+    for num_rows in (0, 1, 2, 7, 8, 9, 33):
+        for start in (0, 1, 37):
+            rows = slice(start, start + num_rows)
+            alone = linear(x[rows].contiguous(), packed, deterministic=True)
+            assert torch.equal(alone, whole[rows])
+    torch.testing.assert_close(whole, linear(x, packed), rtol=1e-2, atol=1e-3)
+
+
 def test_onednn_is_shown_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     product, shown = torch.ops.mkldnn._linear_pointwise, set()
 
