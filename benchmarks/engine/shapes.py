@@ -1,7 +1,7 @@
 """Shapes of models whose weights do not matter: a config.json is all that an engine needs."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 BYTES_PER_NUMBER = 2  # bfloat16
@@ -64,3 +64,4 @@ class Shape:
 
 LLAMA_8B = Shape("llama-3.1-8b", 4096, 14336, 32, 32, 8, 128, 128256, 5e5, False)
 SMOLLM2_135M = Shape("smollm2-135m", 576, 1536, 30, 9, 3, 64, 49152, 1e5, True)
+SMOLLM2_SHALLOW = replace(SMOLLM2_135M, name="smollm2-135m, 4 layers", num_layers=4)

@@ -2,7 +2,8 @@
 random load in one engine, its books checked after every step. The exit status is 1 where a bar was
 missed.
 
-On a CPU the built-in model, on a GPU the shape of Llama 3.1 8B with random weights.
+On a CPU the built-in model, or with tiers four layers of its shape, for references of kernels are
+slow; on a GPU the shape of Llama 3.1 8B. Shapes have random weights.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.command import Progress, table
-from benchmarks.engine.shapes import LLAMA_8B, SMOLLM2_135M
+from benchmarks.engine.shapes import LLAMA_8B, SMOLLM2_135M, SMOLLM2_SHALLOW
 from benchmarks.gpu_results import write_gpu_results
 from benchmarks.results import ROOT, Row, cpu_name, describe_tree
 from benchmarks.soak.bars import rows_of
@@ -51,9 +52,9 @@ GPU = Limits(16384, 768, 2000, LLAMA_8B.kv_token_bytes, SchedulerConfig(64, 2048
 TIERED_CPU = replace(
     CPU,
     max_model_len=2048,
-    max_new_tokens=1024,
-    num_blocks=42,
-    kv_token_bytes=SMOLLM2_135M.kv_token_bytes,  # in bfloat16, whatever the model's dtype
+    max_new_tokens=768,
+    num_blocks=50,
+    kv_token_bytes=SMOLLM2_SHALLOW.kv_token_bytes,  # in bfloat16, whatever the model's dtype
 )
 TIERED_GPU = replace(GPU, max_new_tokens=1536, num_blocks=300)
 
@@ -126,7 +127,11 @@ def config_of(
 ) -> EngineConfig:
     """`scratch` is needed until the engine is built."""
     limits = limits_of(device, cold_format)
-    folder, load_format = _model(device, scratch, limits.max_model_len, progress)
+    if device == "cpu" and cold_format is None:
+        folder, load_format = _built_in_model(scratch, limits.max_model_len, progress)
+    else:
+        shape = SMOLLM2_SHALLOW if device == "cpu" else LLAMA_8B
+        folder, load_format = shape.write(scratch, limits.max_model_len), "dummy"
     return EngineConfig(
         folder,
         device=device,
@@ -141,10 +146,8 @@ def config_of(
     )
 
 
-def _model(device: str, scratch: Path, max_model_len: int, progress: Progress) -> tuple[Path, str]:
+def _built_in_model(scratch: Path, max_model_len: int, progress: Progress) -> tuple[Path, str]:
     """The folder, and how its weights are loaded."""
-    if device != "cpu":
-        return LLAMA_8B.write(scratch, max_model_len), "dummy"
     try:
         return prepare_model(BUILT_IN_MODEL, progress=progress).path, "auto"
     except ModelFilesError as exc:
