@@ -240,9 +240,13 @@ def _graphs(
     graphs = DecodeGraphs(decoder, backend, slots, recorder)
     for size in padded_sizes(config.scheduler.max_num_sequences):
         graphs.record(size)
-    if not isinstance(backend, TritonAttention) or not isinstance(slots, SequenceSlots):
-        return graphs, None  # of a step with prompts over tiers, nothing is recorded
-    tables_shape = config.scheduler.max_num_sequences, slots.block_tables.shape[1]
+    if isinstance(slots, TieredSlots):
+        tables = [each for group in slots.tables for each in group]
+    else:
+        assert isinstance(slots, SequenceSlots), slots
+        tables = [slots.block_tables]
+    widths = [each.shape[1] for each in tables]
+    tables_shape = config.scheduler.max_num_sequences, *widths
     layer_graphs = LayerGraphs(decoder, backend, recorder, tables_shape)
     layer_graphs.record(layer_sizes(config.scheduler.max_num_batched_tokens))
     return graphs, layer_graphs

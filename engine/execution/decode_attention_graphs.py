@@ -1,12 +1,50 @@
 """Attention of a step's single tokens as CUDA graphs: one for each layer and padded number."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 
 from engine.execution.recorder import Recorder, Results
-from engine.execution.triton_attention import PagedRows, TritonAttention
+
+TablesShape = tuple[int, ...]
+
+
+class DecodeTables(Protocol):
+    """What the attention of single tokens reads, in tensors that stay where they are."""
+
+    @property
+    def most(self) -> int:
+        """Tokens that there is room for."""
+
+    def record(self, size: int, recorder: Recorder) -> tuple[Any, Callable[[], None]]:
+        """-> the first `size` rows, as `attend_decodes` takes them, and what is to be done before
+        it whenever tokens were placed in them. Nothing of it is memory of the recorder, where
+        graphs that run in between keep what they are through with."""
+
+    def place(self, decodes: Any) -> int:
+        """In the first rows; all others are nobody's. -> how many."""
+
+
+class SingleAttention(Protocol):
+    """Attention of single tokens that can be recorded."""
+
+    def decode_tables(self, shape: TablesShape) -> DecodeTables:
+        """shape: the most sequences, and how wide the tables are that the slots have."""
+
+    def attend_decodes(self, layer: int, query: torch.Tensor, decodes: Any) -> torch.Tensor:
+        """Of tokens that the cache holds by now; `query` is turned, of the whole step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDecodes:
+    """`prepare` runs once a step, `replays` layer by layer. `decodes`: what they read, kept."""
+
+    decodes: Any
+    prepare: Callable[[], None]
+    replays: tuple[Callable[[], None], ...]
 
 
 class DecodeAttentionGraphs:
@@ -15,44 +53,42 @@ class DecodeAttentionGraphs:
 
     def __init__(
         self,
-        backend: TritonAttention,
+        backend: SingleAttention,
         recorder: Recorder,
         query: torch.Tensor,
         attended: torch.Tensor,
-        tables_shape: tuple[int, int],
+        tables_shape: TablesShape,
     ) -> None:
-        """tables_shape: the most sequences, and the most blocks of one."""
+        """tables_shape: as `SingleAttention.decode_tables`."""
         self._backend = backend
         self._recorder = recorder
         self._query = query
         self._attended = attended
-        self._tables = torch.zeros(tables_shape, dtype=torch.int64, device=query.device)
-        self._context_lens = torch.zeros(tables_shape[0], dtype=torch.int64, device=query.device)
-        self._replays: dict[int, tuple[Callable[[], None], ...]] = {}
+        self._tables = backend.decode_tables(tables_shape)
+        self._steps: dict[int, RecordedDecodes] = {}
 
     @property
     def most(self) -> int:
-        return len(self._tables)
+        return self._tables.most
 
     def record(self, size: int, num_layers: int) -> None:
-        rows = slice(0, size)
-        decodes = PagedRows(rows, self._tables[rows], self._context_lens[rows], None, 1)
-        self._replays[size] = tuple(
-            self._recorder.record(partial(self._attend, layer, decodes))[1]
+        decodes, prepare = self._tables.record(size, self._recorder)
+        replays = tuple(
+            self._recorder.record(partial(self._attend, layer, size, decodes))[1]
             for layer in range(num_layers)
         )
+        self._steps[size] = RecordedDecodes(decodes, prepare, replays)
 
-    def place(self, decodes: PagedRows) -> tuple[Callable[[], None], ...]:
+    def place(self, decodes: Any) -> tuple[Callable[[], None], ...]:
         """-> of each layer what attends. Rows behind the decodes' change too."""
-        num_decodes, num_blocks = decodes.block_tables.shape
-        self._tables[:num_decodes, :num_blocks].copy_(decodes.block_tables)
-        self._context_lens[:num_decodes].copy_(decodes.context_lens)
-        self._context_lens[num_decodes:].fill_(0)
-        return self._replays[min(size for size in self._replays if size >= num_decodes)]
+        num_decodes = self._tables.place(decodes)
+        step = self._steps[min(size for size in self._steps if size >= num_decodes)]
+        step.prepare()
+        return step.replays
 
-    def _attend(self, layer: int, decodes: PagedRows) -> Results:
+    def _attend(self, layer: int, size: int, decodes: Any) -> Results:
         attended = self._backend.attend_decodes(layer, self._query, decodes)
-        self._attended[decodes.rows].copy_(attended)
+        self._attended[:size].copy_(attended)
         return ()
 
 

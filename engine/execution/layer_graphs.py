@@ -5,30 +5,73 @@ depends on how the tokens are dealt out to sequences. Between that of one layer 
 one graph, which ends a layer and begins another.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 
-from engine.execution.decode_attention_graphs import DecodeAttentionGraphs, attention_sizes
+from engine.execution.decode_attention_graphs import (
+    DecodeAttentionGraphs,
+    SingleAttention,
+    TablesShape,
+    attention_sizes,
+)
 from engine.execution.inputs import StepInputs
 from engine.execution.recorder import Recorder, Results
-from engine.execution.triton_attention import PagedMetadata, TritonAttention
 from engine.execution.uploads import upload
 from engine.models.decoder import Decoder
 
 # Beyond them the GPU takes longer than the host. Matrices are cut into tiles of 128 rows anyway.
 SIZES = (*range(1024, 0, -128), 64, 32, 16)
-PADDING = (0, 0, -1)  # token id, position, and a slot that is nowhere
+PADDING = (0, 0)  # token id and position, of a token whose slot is nowhere
+
+
+class LayerBackend(SingleAttention, Protocol):
+    """Attention in parts, of which the one for single tokens and what is the same for all tokens
+    can be recorded. `metadata` is the backend's own, of `prepare`."""
+
+    @property
+    def row_padding(self) -> tuple[int, ...]:
+        """A column of the backend's own rows, of a token that is stored nowhere."""
+
+    def token_rows(self, metadata: Any) -> tuple[torch.Tensor, ...]:
+        """Its own rows, [num_tokens] int64 each: where keys and values go."""
+
+    def append(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rows: Items[torch.Tensor],
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """What of a layer's attention depends on no other token, by its own rows of `token_rows`
+        -> the turned query, in `out` if that is given."""
+
+    def decodes_of(self, metadata: Any) -> Any | None:
+        """As `DecodeTables.place` takes them. Their rows come before those of prompts."""
+
+    def begin_layer(self, layer: int, metadata: Any) -> None:
+        """What is to be done between `append` and all attention of the layer."""
+
+    def attend_prompts(
+        self, layer: int, query: torch.Tensor, metadata: Any
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Rows of the step, and what they attended, as long as nobody asks for the next."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLayers:
-    """rows [3, size] int64: token ids, positions, slots. Each of `replays` leaves a layer's turned
-    query in its place; the last layer is left to be concluded, with `residual` [size, hidden_size]
-    float32. `turns`: what the first replay leaves for the others, kept so that no other graph
-    gets its memory."""
+    """rows [3 and more, size] int64: token ids, positions, and the backend's own. Each of `replays`
+    leaves a layer's turned query in its place; the last layer is left to be concluded, with
+    `residual` [size, hidden_size] float32. `turns`: what the first replay leaves for the others,
+    kept so that no other graph gets its memory."""
 
     rows: torch.Tensor
     replays: tuple[Callable[[], None], ...]
@@ -42,11 +85,11 @@ class LayerGraphs:
     def __init__(
         self,
         decoder: Decoder,
-        backend: TritonAttention,
+        backend: LayerBackend,
         recorder: Recorder,
-        tables_shape: tuple[int, int],
+        tables_shape: TablesShape,
     ) -> None:
-        """tables_shape: the most sequences, and the most blocks of one."""
+        """tables_shape: as `SingleAttention.decode_tables`."""
         self._decoder = decoder
         self._backend = backend
         self._recorder = recorder
@@ -71,19 +114,22 @@ class LayerGraphs:
     def fits(self, inputs: StepInputs) -> bool:
         return len(inputs.input_ids) <= max(self._layers, default=0)
 
-    def forward(self, inputs: StepInputs, metadata: PagedMetadata) -> torch.Tensor:
+    def forward(self, inputs: StepInputs, metadata: Any) -> torch.Tensor:
         """As `Decoder.forward` of the rows that are sampled, of inputs that fit."""
         size = min(size for size in self._layers if size >= len(inputs.input_ids))
         step = self._layers[size]
-        self._place((inputs.input_ids, inputs.positions, metadata.slot_mapping), step.rows)
-        decodes = metadata.decodes and self._decodes.place(metadata.decodes)
+        own = self._backend.token_rows(metadata)
+        self._place((inputs.input_ids, inputs.positions, *own), step.rows)
+        decodes = self._backend.decodes_of(metadata)
+        attends = None if decodes is None else self._decodes.place(decodes)
         for layer, replay in enumerate(step.replays):
             replay()
-            if decodes:
-                decodes[layer]()
-            if metadata.chunks is not None:  # after the decodes, whose padding reaches into them
-                attended = self._backend.attend_chunks(layer, self._query, metadata.chunks)
-                self._attended[metadata.chunks.rows].copy_(attended)
+            self._backend.begin_layer(layer, metadata)
+            if attends is not None:
+                attends[layer]()
+            prompts = self._backend.attend_prompts(layer, self._query, metadata)
+            for rows, attended in prompts:  # after the decodes, whose padding reaches into them
+                self._attended[rows].copy_(attended)
         sampled = inputs.sampled_rows
         attended, residual = (
             each.index_select(0, sampled) for each in (self._attended, step.residual)
@@ -91,50 +137,53 @@ class LayerGraphs:
         return self._decoder.conclude(len(step.replays) - 1, attended, residual)
 
     def _record_layers(self, size: int) -> None:
-        padding = upload(PADDING, self._query.device)
+        padding = upload(self._padding, self._query.device)
         rows = padding[:, None].repeat(1, size)
         (cos, sin, residual), first = self._recorder.record(partial(self._begin, rows))
         replays = [first]
         for layer in range(1, len(self._decoder.weights.layers)):
-            go_on = partial(self._go_on, layer, rows[2], cos, sin, residual)
+            go_on = partial(self._go_on, layer, rows, cos, sin, residual)
             replays.append(self._recorder.record(go_on)[1])
         self._layers[size] = RecordedLayers(rows, tuple(replays), residual, (cos, sin))
 
+    @property
+    def _padding(self) -> tuple[int, ...]:
+        return (*PADDING, *self._backend.row_padding)
+
     def _place(self, per_token: tuple[torch.Tensor, ...], rows: torch.Tensor) -> None:
-        for row, values, padding in zip(rows, per_token, PADDING, strict=True):
+        for row, values, padding in zip(rows, per_token, self._padding, strict=True):
             row[: len(values)].copy_(values)
             row[len(values) :].fill_(padding)
 
     def _begin(self, rows: torch.Tensor) -> Results:
-        input_ids, positions, slots = rows.unbind()
-        cos, sin = self._decoder.turns(positions)
-        normed, residual = self._decoder.embed(input_ids)
-        self._append(0, normed, slots, cos, sin)
+        cos, sin = self._decoder.turns(rows[1])
+        normed, residual = self._decoder.embed(rows[0])
+        self._append(0, normed, rows, cos, sin)
         return cos, sin, residual
 
     def _go_on(
         self,
         layer: int,
-        slots: torch.Tensor,
+        rows: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
         residual: torch.Tensor,
     ) -> Results:
-        normed = self._decoder.conclude(layer - 1, self._attended[: len(slots)], residual)
-        self._append(layer, normed, slots, cos, sin)
+        normed = self._decoder.conclude(layer - 1, self._attended[: len(residual)], residual)
+        self._append(layer, normed, rows, cos, sin)
         return ()
 
     def _append(
         self,
         layer: int,
         normed: torch.Tensor,
-        slots: torch.Tensor,
+        rows: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
     ) -> None:
         projected = self._decoder.project(layer, normed)
-        out = self._query[: len(slots)]
-        self._backend.append(layer, *projected, cos, sin, slots, out)
+        out = self._query[: len(normed)]
+        self._backend.append(layer, *projected, cos, sin, rows[len(PADDING) :].unbind(), out)
 
 
 def layer_sizes(max_num_batched_tokens: int) -> list[int]:

@@ -3,14 +3,18 @@ over pages of one format, into which their blocks are written, layer by layer.""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 
 from engine.cache.formats import Part
+from engine.execution.decode_attention_graphs import TablesShape
 from engine.execution.inputs import Chunks
 from engine.execution.kv_tensors import KVTensors
+from engine.execution.tiered_decodes import NUM_BOUNDS, Planned, PlannedRows, TieredTables
 from engine.execution.tiered_inputs import (
     DemotedBlocks,
     GroupInputs,
@@ -38,27 +42,23 @@ from kernels.tiered_plan.api import tiered_plan
 from kernels.tiered_plan.reference import Formats
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRows:
-    """`plan` deals out what these rows read; None where a reference computes them."""
-
-    rows: slice
-    tables: TieredRows
-    plan: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GroupMetadata:
     """As `GroupInputs`, ready for every layer of the group."""
 
     key_slots: torch.Tensor
     value_slots: torch.Tensor
     demotions: tuple[DemotedBlocks, ...]
-    decodes: tuple[PlannedRows, ...]
+    decodes: TieredRows | None
     prompts: tuple[PagedPrompts, ...]
+    planner: Callable[[TieredRows], tuple[PlannedRows, ...]]
+
+    @cached_property
+    def planned(self) -> tuple[PlannedRows, ...]:
+        """The decodes, once a layer asks: those that are recorded have plans of their own."""
+        return () if self.decodes is None else self.planner(self.decodes)
 
 
-NUM_BOUNDS = 4
 TieredMetadata = tuple[GroupMetadata, ...]  # by layer group
 
 
@@ -131,8 +131,8 @@ class TieredAttention:
                 tables[Part.VALUES].index_select(0, rows[2]),
                 own[:NUM_BOUNDS].T.to(torch.int32).contiguous(),
             )
-            planned = self._planned(decodes, formats)
-            groups.append(GroupMetadata(own[-2], own[-1], (), planned, ()))
+            planner = partial(self._planned, formats=formats)
+            groups.append(GroupMetadata(own[-2], own[-1], (), decodes, (), planner))
         return tuple(groups)
 
     def attend(
@@ -146,30 +146,77 @@ class TieredAttention:
         metadata: TieredMetadata,
     ) -> torch.Tensor:
         """As `engine.models.decoder.Attend`, of values that come rotated: so does the result."""
-        number, slabs = self._kv.group_of[layer], self._kv.layers[layer]
-        group = metadata[number]
-        arenas = slabs.keys, slabs.values, group.key_slots, group.value_slots
-        query = tiered_append(query, key, value, cos, sin, *arenas)
-        for demoted in group.demotions:
-            demote(slabs, demoted)
-        attended = [
-            self._attend_decodes(slabs, query, decodes, self._formats[number])
-            for decodes in group.decodes
-        ]
-        attended += [self._attend_prompts(slabs, query, prompts) for prompts in group.prompts]
-        return attended[0] if len(attended) == 1 else torch.cat(attended)
+        query = self.append(layer, query, key, value, cos, sin, self.token_rows(metadata))
+        self.begin_layer(layer, metadata)
+        planned = metadata[self._kv.group_of[layer]].planned
+        attended = self._attend_planned(layer, query, planned)
+        attended += [each for _, each in self.attend_prompts(layer, query, metadata)]
+        return _joined(attended)
+
+    def append(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        rows: Items[torch.Tensor],
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `engine.execution.layer_graphs.LayerBackend`."""
+        first, slabs = len(Part) * self._kv.group_of[layer], self._kv.layers[layer]
+        key_slots, value_slots = rows[first : first + len(Part)]
+        arenas = slabs.keys, slabs.values, key_slots, value_slots
+        return tiered_append(query, key, value, cos, sin, *arenas, out)
+
+    @property
+    def row_padding(self) -> tuple[int, ...]:
+        return (-1,) * len(Part) * len(self._formats)
+
+    def token_rows(self, metadata: TieredMetadata) -> tuple[torch.Tensor, ...]:
+        """Slots of keys and of values, by layer group."""
+        return tuple(each for group in metadata for each in (group.key_slots, group.value_slots))
+
+    def decode_tables(self, shape: TablesShape) -> TieredTables:
+        """As `engine.execution.decode_attention_graphs.SingleAttention`."""
+        return TieredTables(shape, self._planned_groups, self._kv.device)
+
+    def decodes_of(self, metadata: TieredMetadata) -> list[TieredRows] | None:
+        return [each.decodes for each in metadata if each.decodes is not None] or None
+
+    def begin_layer(self, layer: int, metadata: TieredMetadata) -> None:
+        """Demotes: of prompts what this very step has appended, too."""
+        for demoted in metadata[self._kv.group_of[layer]].demotions:
+            demote(self._kv.layers[layer], demoted)
+
+    def attend_decodes(self, layer: int, query: torch.Tensor, decodes: Planned) -> torch.Tensor:
+        """As `engine.execution.decode_attention_graphs.SingleAttention`."""
+        return _joined(self._attend_planned(layer, query, decodes[self._kv.group_of[layer]]))
+
+    def attend_prompts(
+        self, layer: int, query: torch.Tensor, metadata: TieredMetadata
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """As `engine.execution.layer_graphs.LayerBackend`. All of them use the same pages."""
+        for prompts in metadata[self._kv.group_of[layer]].prompts:
+            yield prompts.rows.rows, self._attend_paged(self._kv.layers[layer], query, prompts)
 
     def _prepare_group(self, group: GroupInputs, formats: Formats) -> GroupMetadata:
         return GroupMetadata(
             group.key_slots,
             group.value_slots,
             group.demotions,
-            () if group.decodes is None else self._planned(group.decodes, formats),
+            group.decodes,
             tuple(
                 PagedPrompts(each.restored, each.tails, self._prompts.place_chunks(each.rows))
                 for each in group.prompts
             ),
+            partial(self._planned, formats=formats),
         )
+
+    def _planned_groups(self, decodes: Items[TieredRows]) -> Planned:
+        pairs = zip(decodes, self._formats, strict=True)
+        return tuple(self._planned(each, formats) for each, formats in pairs)
 
     def _planned(self, decodes: TieredRows, formats: Formats) -> tuple[PlannedRows, ...]:
         num_rows = len(decodes.bounds)
@@ -189,7 +236,13 @@ class TieredAttention:
         num_runs = num_runs_of(self._kv.device, num_rows, self._num_heads, num_kv_heads)
         return PlannedRows(rows, tables, tiered_plan(tables.bounds, num_runs, formats))
 
-    def _attend_decodes(
+    def _attend_planned(
+        self, layer: int, query: torch.Tensor, planned: Items[PlannedRows]
+    ) -> list[torch.Tensor]:
+        slabs, formats = self._kv.layers[layer], self._formats[self._kv.group_of[layer]]
+        return [self._attend_rows(slabs, query, each, formats) for each in planned]
+
+    def _attend_rows(
         self, slabs: Slabs, query: torch.Tensor, decodes: PlannedRows, formats: Formats
     ) -> torch.Tensor:
         query, tables = query[decodes.rows], decodes.tables
@@ -201,7 +254,7 @@ class TieredAttention:
         )
         return attended.to(query.dtype)
 
-    def _attend_prompts(
+    def _attend_paged(
         self, slabs: Slabs, query: torch.Tensor, prompts: PagedPrompts
     ) -> torch.Tensor:
         (key_pages,), (value_pages,) = self._pages.keys, self._pages.values
@@ -217,6 +270,10 @@ class TieredAttention:
         # multiplies values that it must not see by zero.
         value_pages.flatten(0, 1).index_fill_(0, prompts.tails, 0.0)
         return self._prompts.attend_chunks(0, query, prompts.rows)
+
+
+def _joined(attended: list[torch.Tensor]) -> torch.Tensor:
+    return attended[0] if len(attended) == 1 else torch.cat(attended)
 
 
 def demote(slabs: Slabs, demoted: DemotedBlocks) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from engine.errors import EngineError
+from engine.execution.decode_attention_graphs import TablesShape
 from engine.execution.inputs import Chunks, ModelInputs, QuerySpan, build_inputs
 from engine.execution.kv_tensors import KVTensors
+from engine.execution.recorder import Recorder
 from engine.execution.sequence_slots import SequenceSlots
 from engine.execution.uploads import upload
 from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
@@ -45,6 +47,30 @@ class PagedMetadata:
     slot_mapping: torch.Tensor
     decodes: PagedRows | None
     chunks: PagedRows | None
+
+
+class PagedTables:
+    """As `engine.execution.decode_attention_graphs.DecodeTables`."""
+
+    def __init__(self, shape: TablesShape, device: torch.device) -> None:
+        self._tables = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._context_lens = torch.zeros(shape[0], dtype=torch.int64, device=device)
+
+    @property
+    def most(self) -> int:
+        return len(self._tables)
+
+    def record(self, size: int, recorder: Recorder) -> tuple[PagedRows, Callable[[], None]]:
+        rows = slice(0, size)
+        decodes = PagedRows(rows, self._tables[rows], self._context_lens[rows], None, 1)
+        return decodes, lambda: None
+
+    def place(self, decodes: PagedRows) -> int:
+        num_decodes, num_blocks = decodes.block_tables.shape
+        self._tables[:num_decodes, :num_blocks].copy_(decodes.block_tables)
+        self._context_lens[:num_decodes].copy_(decodes.context_lens)
+        self._context_lens[num_decodes:].fill_(0)
+        return num_decodes
 
 
 class TritonAttention:
@@ -120,7 +146,7 @@ class TritonAttention:
         sin: torch.Tensor,
         metadata: PagedMetadata,
     ) -> torch.Tensor:
-        query = self.append(layer, query, key, value, cos, sin, metadata.slot_mapping)
+        query = self.append(layer, query, key, value, cos, sin, self.token_rows(metadata))
         attended = []
         if metadata.decodes is not None:
             attended.append(self.attend_decodes(layer, query, metadata.decodes))
@@ -136,13 +162,38 @@ class TritonAttention:
         value: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
-        slot_mapping: torch.Tensor,
+        rows: Items[torch.Tensor],
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What of a layer's attention depends on no other token -> the turned query, in `out` if
-        that is given."""
-        caches = self._kv.keys[layer], self._kv.values[layer]
+        """As `engine.execution.layer_graphs.LayerBackend`."""
+        caches, (slot_mapping,) = (self._kv.keys[layer], self._kv.values[layer]), rows
         return rope_append(query, key, value, cos, sin, *caches, slot_mapping, out)
+
+    @property
+    def row_padding(self) -> tuple[int, ...]:
+        return (-1,)
+
+    def token_rows(self, metadata: PagedMetadata) -> tuple[torch.Tensor, ...]:
+        """Slots."""
+        return (metadata.slot_mapping,)
+
+    def decode_tables(self, shape: TablesShape) -> PagedTables:
+        """As `engine.execution.decode_attention_graphs.SingleAttention`; `shape` is that of the
+        block tables."""
+        return PagedTables(shape, self._kv.device)
+
+    def decodes_of(self, metadata: PagedMetadata) -> PagedRows | None:
+        return metadata.decodes
+
+    def begin_layer(self, layer: int, metadata: PagedMetadata) -> None:
+        """Nothing: no block moves."""
+
+    def attend_prompts(
+        self, layer: int, query: torch.Tensor, metadata: PagedMetadata
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """As `engine.execution.layer_graphs.LayerBackend`."""
+        if metadata.chunks is not None:
+            yield metadata.chunks.rows, self.attend_chunks(layer, query, metadata.chunks)
 
     def attend_decodes(self, layer: int, query: torch.Tensor, decodes: PagedRows) -> torch.Tensor:
         """Of tokens that the cache holds by now; `query` is turned, of the whole step."""
