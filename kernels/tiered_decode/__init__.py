@@ -1,1 +1,1 @@
-"""Attention of one new token a sequence over slabs of several formats."""
+"""Attention of the last tokens of each sequence, 1 to 4, over slabs of several formats."""

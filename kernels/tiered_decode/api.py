@@ -19,10 +19,16 @@ _launch_merge = Launcher(
 )
 
 
-def num_runs_of(device: torch.device, num_sequences: int, num_heads: int, num_kv_heads: int) -> int:
+def num_runs_of(
+    device: torch.device,
+    num_sequences: int,
+    num_heads: int,
+    num_kv_heads: int,
+    query_len: int = 1,
+) -> int:
     """Into how many runs a step's slabs are dealt: the programs of all records run at once, unless
     there are too many sequences for that."""
-    rows = reference.rows_of(num_heads // num_kv_heads)
+    rows = reference.rows_of(num_heads // num_kv_heads, query_len)
     at_once = _num_sms(device) * reference.PROGRAMS_PER_SM[rows] // num_kv_heads
     return max(1, at_once // 2, at_once - num_sequences)
 
@@ -41,6 +47,12 @@ def tiered_decode(
     query, if None), and the logarithm of the sum of exponentials of each head's scores,
     [num_sequences, num_heads] fp32, by which results over parts of a context merge.
 
+    Or query [num_sequences, query_len, num_heads, size], and results of such shapes: of each
+    sequence its last query_len tokens, 1 to 4, each of which sees itself and what is before it; a
+    query without a token, of a sequence of fewer, gives zeros and -inf. A KV head has at most 16
+    queries, its heads times query_len, or ContractError. Where a sequence has blocks of a cold or
+    warm tier, at least query_len - 1 tokens are hot.
+
     key_tables, value_tables [num_sequences, most slabs of a sequence] int32: the slabs of sink,
     cold, warm and hot tier, in this order. plan: of `tiered_plan` for the same formats. A sequence
     of no tokens gives zeros and -inf. Table entries past a sequence's slabs are not read, and what
@@ -49,19 +61,36 @@ def tiered_decode(
 
     The grain of each arena, 1 or 2, is its slabs by its slots of metadata.
     """
-    num_sequences, num_heads, size = query.shape
-    num_kv_heads = slabs.key_meta.shape[1]
-    group = num_heads // num_kv_heads
-    assert num_heads % num_kv_heads == 0, (query.shape, slabs.key_meta.shape)
+    size = query.shape[-1]
     if size not in reference.SIZES:
         expected = f"of heads of {' or '.join(map(str, reference.SIZES))}"
         raise ContractError("tiered_decode", "query", expected, f"{size}")
-    rows = reference.rows_of(group)
+    queries = query if query.dim() == 4 else query.unsqueeze(1)
     arenas = _by_grains(slabs, formats)
-    num_records = len(plan)
-    partial = query.new_empty(num_records, num_heads, size, dtype=torch.float32)
-    partial_lse = partial.new_empty(num_records, num_heads)
-    arguments = (query, *arenas, key_tables, value_tables, plan, partial, partial_lse)
+    partial = _partial(queries, arenas, key_tables, value_tables, plan, formats, scale)
+    out, lse = _merged(*partial, plan, len(query), out_dtype or query.dtype)
+    return out.view(query.shape), lse.view(query.shape[:-1])
+
+
+def _partial(
+    queries: torch.Tensor,
+    arenas: Slabs,
+    key_tables: torch.Tensor,
+    value_tables: torch.Tensor,
+    plan: torch.Tensor,
+    formats: Formats,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What each record found: [num_records, query_len * num_heads, size], and the logarithms to
+    base 2 of the sums. arenas: by grains."""
+    num_sequences, query_len, num_heads, size = queries.shape
+    num_kv_heads, num_records = arenas.key_meta.shape[1], len(plan)
+    assert num_heads % num_kv_heads == 0, (queries.shape, arenas.key_meta.shape)
+    rows = reference.rows_of(num_heads // num_kv_heads, query_len)
+    grains = arenas.keys.shape[1], arenas.values.shape[1]
+    meta = reference.meta_of(formats, grains, size, rows, query_len)
+    partial = queries.new_empty(num_records, query_len * num_heads, size, dtype=torch.float32)
+    partial_lse = partial.new_empty(partial.shape[:2])
     sizes = (
         num_sequences,
         num_heads,
@@ -72,19 +101,30 @@ def tiered_decode(
         value_tables.shape[1],
         num_records,
     )
-    grid = (num_kv_heads, num_records)
-    grains = arenas.keys.shape[1], arenas.values.shape[1]
-    meta = reference.meta_of(formats, grains, size, rows)
-    _launch(grid, *arguments, *query.stride()[:2], *sizes, scale, **meta)
+    arguments = (queries, *arenas, key_tables, value_tables, plan, partial, partial_lse)
+    sequence_stride, query_stride, head_stride, _ = queries.stride()
+    scalars = sequence_stride, head_stride, *sizes, scale, query_stride
+    _launch((num_kv_heads, num_records), *arguments, *scalars, **meta)
+    return partial, partial_lse
 
-    out = query.new_empty(query.shape, dtype=out_dtype or query.dtype)
-    lse = partial.new_empty(query.shape[:2])
+
+def _merged(
+    partial: torch.Tensor,
+    partial_lse: torch.Tensor,
+    plan: torch.Tensor,
+    num_sequences: int,
+    out_dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """[num_sequences, query_len * num_heads, size], and without the size."""
+    num_records, num_queries, size = partial.shape
+    out = partial.new_empty(num_sequences, num_queries, size, dtype=out_dtype)
+    lse = partial.new_empty(num_sequences, num_queries)
     num_runs = num_records - num_sequences
     is_few = 2 * num_runs <= reference.FEW_SPLITS * num_sequences
     merge = reference.MERGE_META_OF_FEW if is_few else reference.MERGE_META_OF_MANY
-    grid = (num_sequences * num_heads, cdiv(size, merge["COLUMNS"]))
+    grid = (num_sequences * num_queries, cdiv(size, merge["COLUMNS"]))
     results = (partial, partial_lse, plan, out, lse)
-    _launch_merge(grid, *results, num_records, num_sequences, num_heads, **merge, SIZE=size)
+    _launch_merge(grid, *results, num_records, num_sequences, num_queries, **merge, SIZE=size)
     return out, lse
 
 

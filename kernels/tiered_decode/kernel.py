@@ -1,5 +1,5 @@
 """One warp a program: it reads what one record of the plan says of the slabs of one sequence, for
-the query heads of one KV head; a second kernel merges what was found of a sequence.
+the queries of one KV head; a second kernel merges what was found of a sequence.
 
 Scores are kept times log2(e), for exp2.
 """
@@ -11,25 +11,15 @@ import triton.language as tl
 from kernels.kernel import kernel, variants
 from kernels.tiered_decode import reference
 from kernels.tiered_decode.reference import CONTRACT, MERGE_CONTRACT
+from kernels.tiered_decode.tiers import attend_quantised, attend_tokens
 from kernels.tiered_decode.tiles import (
+    LEAST,
     WEIGHT,
-    accumulated,
-    bias_and_zeros,
-    by_tokens,
-    first_rows,
-    halves_of_query,
-    keys_of_bytes,
-    keys_of_nibbles,
-    natural,
+    load_query,
     nothing_attended,
-    pair_of,
-    plain_query,
+    place_of_row,
     prefetch_slabs,
-    slab_at,
     unit_query,
-    values_of_bytes,
-    values_of_nibbles,
-    weighed,
 )
 from kernels.tiered_plan import kernel as fields
 
@@ -39,183 +29,36 @@ WARM_STAGES = tl.constexpr(reference.STAGES[8, 8])
 
 
 @triton.jit
-def attend_quantised(
-    query_low,
-    query_high,
-    factor,
-    state,
-    arenas,
-    key_table_ptr,
-    value_table_ptr,
-    first,
-    last,
-    head,
-    kv_heads,
-    KEY_BITS: tl.constexpr,
-    VALUE_BITS: tl.constexpr,
-    KEY_GRAIN: tl.constexpr,
-    VALUE_GRAIN: tl.constexpr,
-    SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Blocks `first` to `last` of a tier of one format."""
-    key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values = arenas
-    greatest, total, attended_low, attended_high, attended_zeros = state
-    PART: tl.constexpr = 32 * SIZE
-    HALF: tl.constexpr = SIZE // 2
-    in_part = tl.arange(0, PART)
-    in_half_part = tl.arange(0, PART // 2)
-    in_half = tl.arange(0, HALF)
-    slab_bytes = kv_heads * PART
-    for block in tl.range(first, last, num_stages=STAGES):
-        key_place = key_table_ptr + block * (KEY_BITS // 4)
-        value_place = value_table_ptr + block * (VALUE_BITS // 4)
-        value_slab = slab_at(value_place, num_values)
-        if VALUE_BITS == 8:
-            value_slabs = pair_of(value_slab, value_place, num_values, VALUE_GRAIN)
-        key_slab = slab_at(key_place, num_keys)
-        if KEY_BITS == 4:
-            packed_keys = tl.load(key_slabs_ptr + key_slab * slab_bytes + head * PART + in_part)
-        else:
-            key_slabs = pair_of(key_slab, key_place, num_keys, KEY_GRAIN)
-            starts = key_slabs * slab_bytes + head * PART
-            halves = key_slabs_ptr + starts[:, None] + in_half_part[None, :]
-            packed_low = tl.load(halves)
-            packed_high = tl.load(halves + PART // 2)
-        key_slot = key_slab // KEY_GRAIN
-        key_meta = key_meta_ptr + (key_slot * kv_heads + head) * (2 * SIZE) + in_half
-        scales_low = accumulated(tl.load(key_meta), 1, HALF // 32)
-        scales_high = accumulated(tl.load(key_meta + HALF), 1, HALF // 32)
-        zeros_low = accumulated(tl.load(key_meta + SIZE), 1, HALF // 32)
-        zeros_high = accumulated(tl.load(key_meta + (SIZE + HALF)), 1, HALF // 32)
-        if VALUE_BITS == 4:
-            starts = value_slab * slab_bytes + head * PART
-            packed_values = tl.load(value_slabs_ptr + starts + in_part)
-        else:
-            starts = value_slabs * slab_bytes + head * PART
-            halves = value_slabs_ptr + starts[:, None] + in_half_part[None, :]
-            packed_values_low = tl.load(halves)
-            packed_values_high = tl.load(halves + PART // 2)
-        if VALUE_BITS // VALUE_GRAIN == 4:  # of all 64 tokens
-            value_slot = value_slab // VALUE_GRAIN
-            value_meta = value_meta_ptr + (value_slot * kv_heads + head) * 128 + tl.arange(0, 64)
-            value_scales = accumulated(tl.load(value_meta), 1, 2)
-            value_zeros = accumulated(tl.load(value_meta + 64), 1, 2)
-        else:
-            places = ((value_slabs * kv_heads + head) * 128)[:, None] + tl.arange(0, 32)[None, :]
-            value_scales = accumulated(tl.load(value_meta_ptr + places), 2, 1)
-            value_zeros = accumulated(tl.load(value_meta_ptr + 64 + places), 2, 1)
-
-        scaled_low = query_low * scales_low[None, :]
-        scaled_high = query_high * scales_high[None, :]
-        LOW_BIAS: tl.constexpr = -1032.0 if KEY_BITS == 4 else -1152.0
-        scores = bias_and_zeros(scaled_low, zeros_low, LOW_BIAS, HALF)
-        scores += bias_and_zeros(scaled_high, zeros_high, -1152.0, HALF)
-        scores = tl.broadcast_to(scores[:, None, :], (16, 8, 8)).reshape(16, 64)
-        if KEY_BITS == 4:
-            keys_low, keys_high = keys_of_nibbles(packed_keys, HALF)
-        else:
-            keys_low = keys_of_bytes(packed_low, HALF)
-            keys_high = keys_of_bytes(packed_high, HALF)
-        scores = tl.dot(natural(scaled_low, 16, HALF), keys_low, scores)
-        scores = tl.dot(natural(scaled_high, 16, HALF), keys_high, scores)
-        scores = first_rows(scores, ROWS, 64)
-
-        weights, shrink, greatest, total = weighed(scores, factor, greatest, total, ROWS, 64)
-        weights = (weights * value_scales.to(tl.float32)[None, :]).to(tl.float16)
-        if VALUE_BITS == 4:
-            values_low, values_high = values_of_nibbles(packed_values, HALF)
-        else:
-            values_low = values_of_bytes(packed_values_low, HALF)
-            values_high = values_of_bytes(packed_values_high, HALF)
-        by_token = by_tokens(weights, ROWS)
-        attended_low = tl.dot(values_low, by_token, attended_low * shrink[None, :])
-        attended_high = tl.dot(values_high, by_token, attended_high * shrink[None, :])
-        value_zeros = tl.broadcast_to(value_zeros[None, :], (16, 64))
-        weights = weights.permute(1, 0).reshape(64, ROWS)
-        attended_zeros = tl.dot(value_zeros, weights, attended_zeros * shrink[None, :])
-    return greatest, total, attended_low, attended_high, attended_zeros
-
-
-@triton.jit
-def attend_tokens(
-    query,
-    factor,
-    state,
-    arenas,
-    tables,
-    record_ptr,
-    head,
-    kv_heads,
-    SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Slabs of bfloat16: of the sink, and of the hot tier, whose last one is filled in part. They
-    come first, before there are zeros."""
-    greatest, total, attended_low, attended_high, attended_zeros = state
-    HALF: tl.constexpr = SIZE // 2
-    sink_slabs = tl.load(record_ptr + fields.SINK_SLABS)
-    key_skip = tl.load(record_ptr + fields.KEY_SKIP)
-    value_skip = tl.load(record_ptr + fields.VALUE_SKIP)
-    num_tokens = tl.load(record_ptr + fields.NUM_TOKENS)
-    key_slabs_ptr, value_slabs_ptr, _, _, num_keys, num_values = arenas
-    key_table_ptr, value_table_ptr = tables
-    keys_ptr = key_slabs_ptr.to(tl.pointer_type(tl.bfloat16))
-    values_ptr = value_slabs_ptr.to(tl.pointer_type(tl.bfloat16))
-    token = tl.arange(0, 16)
-    row_stride = kv_heads * SIZE
-    in_slab = token[:, None] * row_stride + head * SIZE
-    first = tl.load(record_ptr + fields.FIRST_TOKEN_SLAB)
-    last = tl.load(record_ptr + fields.LAST_TOKEN_SLAB)
-    for slab in tl.range(first, last, num_stages=STAGES):
-        is_hot = slab >= sink_slabs
-        key_slab = slab_at(key_table_ptr + slab + tl.where(is_hot, key_skip, 0), num_keys)
-        value_slab = slab_at(value_table_ptr + slab + tl.where(is_hot, value_skip, 0), num_values)
-        key_places = in_slab + tl.arange(0, SIZE)[None, :]
-        keys = tl.load(keys_ptr + key_slab * (16 * row_stride) + key_places)
-        # Not loaded where there is none: what was in a slab before may be NaN, and zero times it.
-        is_token = slab * 16 + token < num_tokens
-        value_places = in_slab + tl.arange(0, HALF)[None, :]
-        values = values_ptr + value_slab * (16 * row_stride) + value_places
-        is_loaded = tl.broadcast_to(is_token[:, None], (16, HALF))
-        values_low = tl.load(values, mask=is_loaded, other=0.0)
-        values_high = tl.load(values + HALF, mask=is_loaded, other=0.0)
-
-        scores = first_rows(tl.dot(query, tl.trans(keys)), ROWS, 16)
-        scores = tl.where(is_token[None, :], scores, float("-inf"))
-        weights, shrink, greatest, total = weighed(scores, factor, greatest, total, ROWS, 16)
-        weights = weights.permute(1, 0).reshape(16, ROWS)
-        coarse = weights.to(tl.bfloat16)
-        fine = (weights - coarse.to(tl.float32)).to(tl.bfloat16)
-        values_low, values_high = tl.trans(values_low), tl.trans(values_high)
-        attended_low = tl.dot(values_low, coarse, attended_low * shrink[None, :])
-        attended_low = tl.dot(values_low, fine, attended_low)
-        attended_high = tl.dot(values_high, coarse, attended_high * shrink[None, :])
-        attended_high = tl.dot(values_high, fine, attended_high)
-    return greatest, total, attended_low, attended_high, attended_zeros
-
-
-@triton.jit
 def store_attended(
-    partial_ptr, partial_lse_ptr, state, group, SIZE: tl.constexpr, ROWS: tl.constexpr
+    partial_ptr,
+    partial_lse_ptr,
+    state,
+    rows,
+    first_row,
+    heads,
+    FORM: tl.constexpr,
+    QUERY_LEN: tl.constexpr,
 ):
-    """What a run found of one sequence, for `group` heads."""
-    HALF: tl.constexpr = SIZE // 2
-    greatest, total, attended_low, attended_high, zeros = state
+    """What a run found of one sequence, for ROWS of the `rows` queries of one KV head."""
+    SIZE: tl.constexpr = FORM[0]
+    ROWS: tl.constexpr = FORM[1]
+    PARTS: tl.constexpr = FORM[2]
+    WIDTH: tl.constexpr = SIZE // 2 // PARTS
+    greatest, total, attended, zeros = state
     total = tl.sum(total, 1)
     zeros, _ = zeros.reshape(2, 8, ROWS).permute(1, 2, 0).split()
-    zeros = tl.broadcast_to(zeros[None, :, :], (HALF // 8, 8, ROWS)).reshape(HALF, ROWS)
+    zeros = tl.broadcast_to(zeros[None, :, :], (WIDTH // 8, 8, ROWS)).reshape(WIDTH, ROWS)
     # A run may begin in a sequence after the last step that it could take there.
     inverse = (1.0 / tl.where(total > 0, total, 1.0))[None, :]
-    in_group, channel = tl.arange(0, ROWS), tl.arange(0, HALF)
-    is_head = tl.broadcast_to((in_group < group)[None, :], (HALF, ROWS))
-    partial = partial_ptr + in_group[None, :] * SIZE + channel[:, None]
-    tl.store(partial, (attended_low + zeros) * inverse, mask=is_head)
-    tl.store(partial + HALF, (attended_high + zeros) * inverse, mask=is_head)
+    row, channel = first_row + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    is_row = tl.broadcast_to((row < rows)[None, :], (WIDTH, ROWS))
+    place = place_of_row(row, 1, heads, QUERY_LEN)
+    partial = partial_ptr + place[None, :] * SIZE + channel[:, None]
+    for nth in tl.static_range(2 * PARTS):
+        start = nth % 2 * (SIZE // 2) + nth // 2 * WIDTH
+        tl.store(partial + start, (attended[nth] + zeros) * inverse, mask=is_row)
     lse = greatest + tl.log2(total) - WEIGHT
-    tl.store(partial_lse_ptr + in_group, lse, mask=in_group < group)
+    tl.store(partial_lse_ptr + place, lse, mask=row < rows)
 
 
 @kernel(contract=CONTRACT, variants=variants({}, [reference.SERVED_META], aligned=[True]))
@@ -241,16 +84,22 @@ def tiered_decode_kernel(
     max_value_slabs,
     records,
     scale,
+    query_stride,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
     KEY_GRAIN: tl.constexpr,
     VALUE_GRAIN: tl.constexpr,
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
+    QUERY_LEN: tl.constexpr,
+    PROGRAMS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     # Programs of the KV heads of one record follow each other: they read the same slabs.
-    head = tl.program_id(0)
+    head = tl.program_id(0) // PROGRAMS
+    first_row = tl.program_id(0) % PROGRAMS * ROWS
+    PARTS: tl.constexpr = (SIZE + 127) // 128
+    tl.static_assert((PARTS == 1) | (ROWS == 8))
     turn = tl.program_id(1)
     if turn >= records - sequences:  # those of runs come in order
         turn = tl.load(plan_ptr + turn * fields.RECORD_SIZE + fields.TURN)
@@ -258,21 +107,40 @@ def tiered_decode_kernel(
     run = tl.load(record_ptr + fields.RUN)
     if run == fields.NO_RUN:
         return
+    if QUERY_LEN > 1:
+        hot = tl.load(record_ptr + fields.NUM_TOKENS)
+        hot -= 16 * tl.load(record_ptr + fields.SINK_SLABS)
+        is_plain = tl.load(record_ptr + fields.KEY_SKIP) == 0
+        tl.device_assert(is_plain | (hot >= QUERY_LEN - 1), "tokens to hide in a quantised tier")
     num_keys, num_values = key_slots * KEY_GRAIN, value_slots * VALUE_GRAIN
     arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
     group = heads // kv_heads
     row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
-    queries = query_ptr + row * query_sequence_stride + head * group * query_head_stride
+    query_ptr += row * query_sequence_stride + head * group * query_head_stride
+    queries = (query_ptr, query_head_stride, query_stride)
     key_table = key_tables_ptr + row * max_key_slabs
     value_table = value_tables_ptr + row * max_value_slabs
 
-    state = nothing_attended(SIZE // 2, ROWS)
+    rows = group * QUERY_LEN
+    FORM: tl.constexpr = (SIZE, ROWS, PARTS)
+    state = nothing_attended(SIZE, ROWS, PARTS)
     if tl.load(record_ptr + fields.FIRST_TOKEN_SLAB) < tl.load(record_ptr + fields.LAST_TOKEN_SLAB):
-        query = plain_query(queries, query_head_stride, group, SIZE, ROWS)
+        query = load_query(queries, rows, first_row, SIZE // PARTS, PARTS, ROWS, QUERY_LEN)
         factor = tl.full((ROWS,), 1.0, tl.float32) * (scale * LOG2_E)
         tables = (key_table, value_table)
         state = attend_tokens(
-            query, factor, state, arenas, tables, record_ptr, head, kv_heads, SIZE, ROWS, STAGES
+            query,
+            factor,
+            state,
+            arenas,
+            tables,
+            record_ptr,
+            first_row,
+            head,
+            kv_heads,
+            FORM,
+            QUERY_LEN,
+            STAGES,
         )
     cold_start = tl.load(record_ptr + fields.SINK_SLABS)
     first_cold = tl.load(record_ptr + fields.FIRST_COLD)
@@ -283,57 +151,32 @@ def tiered_decode_kernel(
     at_value = value_table + cold_start + first_cold * (VALUE_BITS // 4)
     first_keys = tl.load(at_key, mask=has_cold, other=0)
     first_values = tl.load(at_value, mask=has_cold, other=0)
-    low, high = halves_of_query(queries, query_head_stride, group, SIZE, ROWS)
+    WIDTH: tl.constexpr = SIZE // 2 // PARTS
+    query = load_query(queries, rows, first_row, WIDTH, 2 * PARTS, ROWS, QUERY_LEN)
     prefetch_slabs(arenas, first_keys, first_values, head, kv_heads, KEY_GRAIN, VALUE_GRAIN, SIZE)
-    low, high, unit = unit_query(low, high, SIZE // 2, ROWS)
+    query, unit = unit_query(query, WIDTH, ROWS, PARTS)
     factor = unit * (scale * LOG2_E)
+    COLD: tl.constexpr = (KEY_BITS, VALUE_BITS, KEY_GRAIN, VALUE_GRAIN)
+    WARM: tl.constexpr = (8, 8, KEY_GRAIN, VALUE_GRAIN)
+    tables = (key_table + cold_start, value_table + cold_start)
+    cold = (first_cold, last_cold)
     state = attend_quantised(
-        low,
-        high,
-        factor,
-        state,
-        arenas,
-        key_table + cold_start,
-        value_table + cold_start,
-        first_cold,
-        last_cold,
-        head,
-        kv_heads,
-        KEY_BITS,
-        VALUE_BITS,
-        KEY_GRAIN,
-        VALUE_GRAIN,
-        SIZE,
-        ROWS,
-        STAGES,
+        query, factor, state, arenas, tables, cold, head, kv_heads, COLD, FORM, STAGES
     )
     if VALUE_BITS == 4:  # else the warm tier is of the cold one
-        first_warm = tl.load(record_ptr + fields.FIRST_WARM)
-        last_warm = tl.load(record_ptr + fields.LAST_WARM)
-        if first_warm < last_warm:
+        warm = (tl.load(record_ptr + fields.FIRST_WARM), tl.load(record_ptr + fields.LAST_WARM))
+        if warm[0] < warm[1]:
             warm_start = cold_start - 2 * tl.load(record_ptr + fields.WARM_BLOCKS)
+            warm_keys = key_table + warm_start + tl.load(record_ptr + fields.KEY_SKIP)
+            warm_values = value_table + warm_start + tl.load(record_ptr + fields.VALUE_SKIP)
+            tables = (warm_keys, warm_values)
             state = attend_quantised(
-                low,
-                high,
-                factor,
-                state,
-                arenas,
-                key_table + warm_start + tl.load(record_ptr + fields.KEY_SKIP),
-                value_table + warm_start + tl.load(record_ptr + fields.VALUE_SKIP),
-                first_warm,
-                last_warm,
-                head,
-                kv_heads,
-                8,
-                8,
-                KEY_GRAIN,
-                VALUE_GRAIN,
-                SIZE,
-                ROWS,
-                WARM_STAGES,
+                query, factor, state, arenas, tables, warm, head, kv_heads, WARM, FORM, WARM_STAGES
             )
-    at = (run + row) * heads + head * group
-    store_attended(partial_ptr + at * SIZE, partial_lse_ptr + at, state, group, SIZE, ROWS)
+    at = (run + row) * QUERY_LEN * heads + head * group
+    partial_ptr += at * SIZE
+    partial_lse_ptr += at
+    store_attended(partial_ptr, partial_lse_ptr, state, rows, first_row, heads, FORM, QUERY_LEN)
 
 
 @kernel(
@@ -348,24 +191,24 @@ def tiered_decode_merge_kernel(
     lse_ptr,
     records,
     sequences,
-    heads,
+    queries,
     SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    sequence, head = row // heads, row % heads
+    sequence, query = row // queries, row % queries
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     record = plan_ptr + (records - sequences + sequence) * fields.RECORD_SIZE
     first_place = tl.load(record + fields.FIRST_RUN) + sequence
     num_runs = tl.load(record + fields.NUM_RUNS)
 
-    greatest = tl.full((1,), float("-inf"), tl.float32)
+    greatest = tl.full((1,), LEAST, tl.float32)
     total = tl.zeros((1,), tl.float32)
     merged = tl.zeros((COLUMNS,), tl.float32)
     for start in range(0, num_runs, SPLITS):
         split = start + tl.arange(0, SPLITS)
-        place = (first_place + split) * heads + head
+        place = (first_place + split) * queries + query
         lse = tl.load(partial_lse_ptr + place, mask=split < num_runs, other=float("-inf"))
         mask = tl.broadcast_to((split < num_runs)[:, None], (SPLITS, COLUMNS))
         partials = partial_ptr + place[:, None] * SIZE + columns[None, :]
@@ -377,7 +220,7 @@ def tiered_decode_merge_kernel(
         merged = merged * shrink + tl.sum(weights[:, None] * partial, axis=0)
         greatest = new_greatest
 
-    out = tl.where((columns >= 0) & (num_runs > 0), merged / total, 0.0)
+    out = tl.where((columns >= 0) & (total != 0), merged / total, 0.0)
     tl.store(out_ptr + row * SIZE + columns, out.to(out_ptr.dtype.element_ty))
     is_first = (tl.program_id(1) + tl.arange(0, 1)) == 0
     lse = (greatest + tl.log2(total)) * LN_2

@@ -18,7 +18,7 @@ from kernels.tiered_plan.reference import SERVED_FORMATS, TOKEN_BITS, WARM_BITS,
 
 CONTRACT = Contract(
     "tiered_decode",
-    query=Tensor("sequences heads size", torch.bfloat16, layout="rows", wide_index=True),
+    query=Tensor("sequences query_len heads size", torch.bfloat16, layout="rows", wide_index=True),
     key_slabs=Tensor("key_slots key_grain kv_heads 32*size", torch.uint8, wide_index=True),
     value_slabs=Tensor("value_slots value_grain kv_heads 32*size", torch.uint8, wide_index=True),
     key_meta=Tensor("key_slots kv_heads 2 size", torch.float16, wide_index=True),
@@ -26,10 +26,10 @@ CONTRACT = Contract(
     key_tables=Tensor("sequences max_key_slabs", torch.int32, wide_index=True),
     value_tables=Tensor("sequences max_value_slabs", torch.int32, wide_index=True),
     plan=Tensor("records 16", torch.int32),
-    partial=InOut("records heads size", torch.float32, wide_index=True),
-    partial_lse=InOut("records heads", torch.float32),
+    partial=InOut("records queries size", torch.float32, wide_index=True),
+    partial_lse=InOut("records queries", torch.float32),
     query_sequence_stride=Stride("query", 0),
-    query_head_stride=Stride("query", 1),
+    query_head_stride=Stride("query", 2),
     sequences=Count("sequences"),
     heads=Count("heads"),
     key_slots=Count("key_slots"),
@@ -39,17 +39,18 @@ CONTRACT = Contract(
     max_value_slabs=Count("max_value_slabs"),
     records=Count("records"),
     scale=Scalar(float, 0.0),
+    query_stride=Stride("query", 1),
 )
 MERGE_CONTRACT = Contract(
     "tiered_decode_merge",
-    partial=Tensor("records heads size", torch.float32, wide_index=True),
-    partial_lse=Tensor("records heads", torch.float32),
+    partial=Tensor("records queries size", torch.float32, wide_index=True),
+    partial_lse=Tensor("records queries", torch.float32),
     plan=Tensor("records 16", torch.int32),
-    out=Output("sequences heads size", FLOATS, wide_index=True),
-    lse=Output("sequences heads", torch.float32),
+    out=Output("sequences queries size", FLOATS, wide_index=True),
+    lse=Output("sequences queries", torch.float32),
     records=Count("records"),
     sequences=Count("sequences"),
-    heads=Count("heads"),
+    queries=Count("queries"),
 )
 # One warp a program: nothing then crosses warps. An SM runs programs_per_sm of them at once, by
 # their registers; only the host's plan knows that. Measured on an H200: five stages where a block
@@ -58,7 +59,8 @@ STAGES = {(4, 4): 5, (8, 4): 3, (8, 8): 3}
 SIZES = (64, 128)
 SERVED_SIZE = 128  # of the models that want tiers
 PROGRAMS_PER_SM = {8: 9, 16: 8}  # by ROWS
-ROWS = (8, 16)  # query heads of one KV head
+ROWS = (8, 16)  # queries of one KV head: of its query heads, of each the last QUERY_LEN tokens
+MAX_QUERY_LEN = 4
 # A program merges COLUMNS of one head, SPLITS partial results at a time: of few splits there are
 # many heads, and of many few.
 FEW_SPLITS = 8
@@ -84,20 +86,32 @@ class Slabs(NamedTuple):
     value_meta: torch.Tensor
 
 
-def rows_of(group: int) -> int:
+def rows_of(group: int, query_len: int = 1) -> int:
     """Of query heads of one KV head. Raises ContractError."""
-    if group > ROWS[-1]:
-        expected = f"of at most {ROWS[-1]} heads a KV head"
+    if not 1 <= query_len <= MAX_QUERY_LEN:
+        expected = f"of 1 to {MAX_QUERY_LEN} tokens a sequence"
+        raise ContractError("tiered_decode", "query", expected, f"{query_len}")
+    if group * query_len > ROWS[-1]:
+        expected = f"of at most {ROWS[-1] // query_len} heads a KV head"
+        if query_len > 1:
+            expected += f", of {query_len} tokens a sequence"
         raise ContractError("tiered_decode", "query", expected, f"{group}")
-    return next(rows for rows in ROWS if group <= rows)
+    return next(rows for rows in ROWS if group * query_len <= rows)
 
 
-def meta_of(formats: Formats, grains: tuple[int, int], size: int, rows: int) -> dict[str, int]:
+def meta_of(
+    formats: Formats,
+    grains: tuple[int, int],
+    size: int,
+    rows: int,
+    query_len: int = 1,
+    programs: int = 1,
+) -> dict[str, int]:
     """What the kernel is launched with. grains: of the arenas of keys and of values."""
     bits = {"KEY_BITS": formats.key_bits, "VALUE_BITS": formats.value_bits}
     slots = {"KEY_GRAIN": grains[0], "VALUE_GRAIN": grains[1]}
-    form = {"SIZE": size, "ROWS": rows, "STAGES": STAGES[formats], "num_warps": 1}
-    return bits | slots | form
+    form = {"SIZE": size, "ROWS": rows, "QUERY_LEN": query_len, "PROGRAMS": programs}
+    return bits | slots | form | {"STAGES": STAGES[formats], "num_warps": 1}
 
 
 # Of groups of up to 8 heads of the usual size; others are compiled when they come.
@@ -114,20 +128,28 @@ def tiered_decode(
     formats: Formats,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query [num_sequences, num_heads, size] -> attended, float64 as it, and the logarithm of the
-    sum of exponentials of each head's scores, [num_sequences, num_heads] float64."""
+    """query [num_sequences, num_heads, size], or [num_sequences, query_len, num_heads, size] of the
+    last tokens of each sequence -> attended, float64 as it, and the logarithm of the sum of
+    exponentials of each head's scores, float64 as it without its last dimension. A query sees its
+    own token and those before it; one that has none, of a sequence of fewer tokens than query_len,
+    gives zeros and -inf."""
     num_kv_heads, size = slabs.key_meta.shape[1], slabs.key_meta.shape[3]
     out = query.new_zeros(query.shape, dtype=torch.float64)
-    lse = query.new_full(query.shape[:2], float("-inf"), dtype=torch.float64)
+    lse = query.new_full(query.shape[:-1], float("-inf"), dtype=torch.float64)
     for row, each in enumerate(bounds.tolist()):
-        if each[3] == 0:
+        queries = query[row].double().view(-1, num_kv_heads, query.shape[-2] // num_kv_heads, size)
+        positions = torch.arange(each[3] - len(queries), each[3])
+        is_any = positions >= 0
+        if not is_any.any():
             continue
         keys = dequantised(slabs, key_tables[row], each, formats, is_keys=True)
         values = dequantised(slabs, value_tables[row], each, formats, is_keys=False)
-        grouped = query[row].double().view(num_kv_heads, -1, size)
-        scores = torch.einsum("kgd,ktd->kgt", grouped, keys) * scale
-        out[row] = torch.einsum("kgt,ktd->kgd", scores.softmax(-1), values).view(query.shape[1:])
-        lse[row] = scores.logsumexp(-1).flatten()
+        scores = torch.einsum("qkgd,ktd->qkgt", queries[is_any], keys) * scale
+        is_hidden = torch.arange(each[3]) > positions[is_any, None, None, None]
+        scores = scores.masked_fill(is_hidden, float("-inf"))
+        attended = torch.einsum("qkgt,ktd->qkgd", scores.softmax(-1), values)
+        out[row].view_as(queries)[is_any] = attended
+        lse[row].view(queries.shape[:-1])[is_any] = scores.logsumexp(-1)
     return out, lse
 
 

@@ -15,6 +15,8 @@ import triton.language as tl
 
 # Weights times 2 to this, so that small ones stay normal in float16.
 WEIGHT = tl.constexpr(4.0)
+# Below every score, and yet a number: a row that sees no token yet has weights of zero, not NaN.
+LEAST = tl.constexpr(-(2.0**127))
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 # High nibbles stay where they are: they are read as 16 times what they are.
 SHIFTED_NIBBLE = tl.constexpr(16)
@@ -153,6 +155,21 @@ def by_tokens(weights, ROWS: tl.constexpr):
 
 
 @triton.jit
+def own_of_part(part, COUNT: tl.constexpr, OWN: tl.constexpr, PARTS: tl.constexpr):
+    """Where COUNT values of a part lie, OWN of them side by side in each lane's own."""
+    place = tl.arange(0, COUNT)
+    if PARTS > 1:
+        place = place // OWN * (OWN * PARTS) + part * OWN + place % OWN
+    return place
+
+
+@triton.jit
+def twice(tile, COLUMNS: tl.constexpr):
+    """[8, COLUMNS] -> [16, COLUMNS]: what `first_rows` undoes."""
+    return tl.broadcast_to(tile[None, :, :], (2, 8, COLUMNS)).reshape(16, COLUMNS)
+
+
+@triton.jit
 def first_rows(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Of 16 rows, which are twice the same where ROWS is 8."""
     if ROWS == 8:
@@ -202,13 +219,14 @@ def bias_and_zeros(query, zeros, BIAS: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
-def nothing_attended(HALF: tl.constexpr, ROWS: tl.constexpr):
+def nothing_attended(SIZE: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
     """What grows from step to step: the greatest score times log2(e), the sums of weights of each
-    lane, the halves of the channels of the weighed codes, and the weighed zeros."""
-    greatest = tl.full((ROWS,), float("-inf"), tl.float32)
+    lane, the halves of the channels of the weighed codes, part by part, and the weighed zeros."""
+    greatest = tl.full((ROWS,), LEAST, tl.float32)
     total = tl.zeros((ROWS, 4), tl.float32)
-    half, zeros = tl.zeros((HALF, ROWS), tl.float32), tl.zeros((16, ROWS), tl.float32)
-    return greatest, total, half, half, zeros
+    half = tl.zeros((SIZE // 2 // PARTS, ROWS), tl.float32)
+    attended = (half, half) if PARTS == 1 else (half, half, half, half)
+    return greatest, total, attended, tl.zeros((16, ROWS), tl.float32)
 
 
 @triton.jit
@@ -233,24 +251,37 @@ def power_of_two_above(x):
 
 
 @triton.jit
-def plain_query(query_ptr, head_stride, group, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """[16, SIZE], its rows twice the same where ROWS is 8."""
-    row = tl.arange(0, 16) % ROWS
-    places = row[:, None] * head_stride + tl.arange(0, SIZE)[None, :]
-    is_head = tl.broadcast_to((row < group)[:, None], (16, SIZE))
-    return tl.load(query_ptr + places, mask=is_head, other=0.0)
+def place_of_row(row, head_stride, query_stride, QUERY_LEN: tl.constexpr):
+    """The queries of a head follow each other."""
+    return row // QUERY_LEN * head_stride + row % QUERY_LEN * query_stride
 
 
 @triton.jit
-def halves_of_query(query_ptr, head_stride, group, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """Halves of the channels, [16, SIZE / 2] each."""
-    HALF: tl.constexpr = SIZE // 2
-    row, column = tl.arange(0, 16) % ROWS, tl.arange(0, HALF)
-    places = row[:, None] * head_stride + column[None, :]
-    is_head = tl.broadcast_to((row < group)[:, None], (16, HALF))
-    low = tl.load(query_ptr + places, mask=is_head, other=0.0)
-    high = tl.load(query_ptr + HALF + places, mask=is_head, other=0.0)
-    return low.to(tl.float32), high.to(tl.float32)
+def no_tiles():
+    """A tuple to add to."""
+    return ()
+
+
+@triton.jit
+def load_query(
+    queries,
+    rows,
+    first_row,
+    WIDTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    QUERY_LEN: tl.constexpr,
+):
+    """The channels in PARTS of WIDTH, each [16, WIDTH], its rows twice the same where ROWS is 8."""
+    query_ptr, head_stride, query_stride = queries
+    row, column = first_row + tl.arange(0, 16) % ROWS, tl.arange(0, WIDTH)
+    starts = place_of_row(row, head_stride, query_stride, QUERY_LEN)
+    places = starts[:, None] + column[None, :]
+    is_row = tl.broadcast_to((row < rows)[:, None], (16, WIDTH))
+    loaded = no_tiles()
+    for part in tl.static_range(PARTS):
+        loaded += (tl.load(query_ptr + part * WIDTH + places, mask=is_row, other=0.0),)
+    return loaded
 
 
 @triton.jit
@@ -264,15 +295,25 @@ def in_accumulators(tile, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def unit_query(low, high, HALF: tl.constexpr, ROWS: tl.constexpr):
-    """The halves in float16, as accumulators have them, and what each row was divided by to be at
-    most 1, [ROWS]: keys of any size then meet no overflow."""
-    unit = power_of_two_above(tl.maximum(tl.max(tl.abs(low), 1), tl.max(tl.abs(high), 1)))
+def unit_query(query, WIDTH: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr):
+    """Halves in float16, as accumulators have them, and what each row was divided by to be at most
+    1, [ROWS]: keys of any size then meet no overflow. Of several parts those of each in turn, and 8
+    rows of what are twice the same: `twice` brings them back for no register."""
+    exact = no_tiles()
+    for nth in tl.static_range(2 * PARTS):
+        exact += (query[nth].to(tl.float32),)
+    greatest = tl.max(tl.abs(exact[0]), 1)
+    for nth in tl.static_range(1, 2 * PARTS):
+        greatest = tl.maximum(greatest, tl.max(tl.abs(exact[nth]), 1))
+    unit = power_of_two_above(greatest)
     inverse = (1.0 / unit)[:, None]  # exact, of a power of two
-    low, high = in_accumulators(low * inverse, HALF), in_accumulators(high * inverse, HALF)
+    units = no_tiles()
+    for nth in tl.static_range(2 * PARTS):
+        each = in_accumulators(exact[nth % 2 * PARTS + nth // 2] * inverse, WIDTH)
+        units += (each if PARTS == 1 else first_rows(each, 8, WIDTH),)
     if ROWS == 8:
         unit, _ = unit.reshape(2, 8).permute(1, 0).split()
-    return low, high, unit
+    return units, unit
 
 
 @triton.jit
@@ -307,7 +348,9 @@ def prefetch_slabs(
         value_part = value_slab.to(tl.int64) * kv_heads + head
         value_slot = (value_slab // VALUE_GRAIN).to(tl.int64) * kv_heads + head
         line = tl.arange(0, 32)
-        prefetch_lines(key_slabs_ptr + key_part * (32 * SIZE) + line * SIZE)
+        for at in tl.static_range(0, SIZE, 128):
+            prefetch_lines(key_slabs_ptr + key_part * (32 * SIZE) + line * SIZE + at)
         prefetch_lines(key_meta_ptr + key_slot * (2 * SIZE) + line * 64 % (2 * SIZE))
-        prefetch_lines(value_slabs_ptr + value_part * (32 * SIZE) + line * SIZE)
+        for at in tl.static_range(0, SIZE, 128):
+            prefetch_lines(value_slabs_ptr + value_part * (32 * SIZE) + line * SIZE + at)
         prefetch_lines(value_meta_ptr + value_slot * 128 + line * 64 % 128)

@@ -44,6 +44,11 @@ def assert_right(
     assert (out - expected).norm() <= MAX_ERROR * expected.norm()
 
 
+def queries_of(num_sequences: int, query_len: int, num_heads: int, size: int = 64) -> torch.Tensor:
+    queries = tokens_of(query_len, num_sequences, num_heads * size, seed=9)
+    return queries.view(num_sequences, query_len, num_heads, size)
+
+
 @pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize("size", [64, 128])
 def test_tiers_of_unequal_lengths(size: int, formats: Formats) -> None:
@@ -86,10 +91,72 @@ def test_groups_of_heads(num_heads: int, num_kv_heads: int) -> None:
     assert_right(tokens_of(1, num_heads, 64, seed=9).transpose(0, 1), cache, INT4)
 
 
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize("query_len", [2, 3, 4])
+def test_a_query_sees_its_own_token_and_those_before_it(query_len: int, formats: Formats) -> None:
+    """Also where it has none, where later ones are in another slab, and where they are in the sink,
+    for there are few others."""
+    bounds = bounds_of([460, 0, 1, 2, 3, 17, 209], warm=128).tolist()
+    bounds += [[64, 64, 64, 64], [64, 64, 64, 66], [64, 64, 128, 131]]
+    cache = slab_cache(torch.tensor(bounds).int(), 1, 64, formats)
+    query = queries_of(len(bounds), query_len, 3)
+    for num_runs in (1, 60):
+        assert_right(query, cache, formats, num_runs)
+
+
+@pytest.mark.parametrize("query_len", [1, 2, 3, 4])
+def test_the_reference_of_many_queries_is_that_of_one_in_contexts_that_end_there(
+    query_len: int,
+) -> None:
+    cache = slab_cache(bounds_of([460, 0, 1, 2, 3, 66], warm=128), 2, 64, INT4)
+    query = queries_of(6, query_len, 4)
+    tables = cache.key_tables, cache.value_tables
+    out, lse = reference.tiered_decode(query, cache.slabs, *tables, cache.bounds, INT4, 0.3)
+    for nth in range(query_len):
+        ends = cache.bounds.clone()
+        ends[:, 3] = (ends[:, 3] - query_len + 1 + nth).clamp(0)
+        of_one = reference.tiered_decode(query[:, nth], cache.slabs, *tables, ends, INT4, 0.3)
+        torch.testing.assert_close((out[:, nth], lse[:, nth]), of_one, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("query_len", [2, 4])
+@pytest.mark.parametrize("formats", FORMATS)
+def test_as_few_hot_tokens_as_can_be(formats: Formats, query_len: int) -> None:
+    """The first query then sees none of them."""
+    hot = query_len - 1
+    bounds = torch.tensor([[0, 64, 192, 192 + hot], [64, 192, 256, 256 + hot]]).int()
+    cache = slab_cache(bounds, 1, 64, formats)
+    query = queries_of(2, query_len, 2)
+    for num_runs in (1, 4, 40):
+        assert_right(query, cache, formats, num_runs)
+    fewer = cache._replace(bounds=bounds - torch.tensor([0, 0, 0, 1]).int())
+    with pytest.raises(DeviceAssertion, match="tokens to hide in a quantised tier"):
+        attended(query, fewer, formats, 3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("group", "query_len"), [(1, 4), (2, 4), (3, 4), (4, 2), (4, 4), (5, 3), (8, 2), (16, 1)]
+)
+def test_queries_of_groups_of_heads(group: int, query_len: int) -> None:
+    cache = slab_cache(bounds_of([300, 67], warm=64), 2, 64, INT4)
+    assert_right(queries_of(2, query_len, 2 * group), cache, INT4)
+
+
+def test_one_query_of_either_shape() -> None:
+    cache = slab_cache(bounds_of([300, 0], warm=64), 2, 64, INT4)
+    query = queries_of(2, 1, 8)
+    out, lse = attended(query, cache, INT4, 3, 0.3)
+    assert (out.shape, lse.shape) == ((2, 1, 8, 64), (2, 1, 8))
+    of_three = attended(query[:, 0], cache, INT4, 3, 0.3)
+    assert torch.equal(out[:, 0], of_three[0])
+    assert torch.equal(lse[:, 0], of_three[1])
+
+
 def test_part_of_a_projection() -> None:
     cache = slab_cache(bounds_of([200, 70]), 2, 64, INT4)
     query = tokens_of(2, 9, 64, seed=9).transpose(0, 1)[:, 3:7]
     assert_right(query, cache, INT4)
+    assert_right(queries_of(2, 3, 9)[:, :, 3:7], cache, INT4)
 
 
 @pytest.mark.parametrize("formats", FORMATS)
@@ -161,6 +228,11 @@ def test_what_no_kernel_reads_is_refused() -> None:
         attended(torch.zeros(1, 1, 96).bfloat16(), wide, INT4, 1, 1.0)
     with pytest.raises(ContractError, match="at most 16 heads a KV head, came 17"):
         attended(torch.zeros(1, 17, 64).bfloat16(), cache, INT4, 1, 1.0)
+    with pytest.raises(ContractError, match="of 3 tokens a sequence, came 6"):
+        attended(torch.zeros(1, 3, 6, 64).bfloat16(), cache, INT4, 1, 1.0)
+    for query_len in (0, 5):
+        with pytest.raises(ContractError, match=f"of 1 to 4 tokens a sequence, came {query_len}"):
+            attended(torch.zeros(1, query_len, 1, 64).bfloat16(), cache, INT4, 1, 1.0)
     with pytest.raises(ContractError, match="query must be bfloat16, came float32"):
         attended(torch.zeros(1, 2, 64), cache, INT4, 1, 1.0)
 
@@ -169,6 +241,8 @@ def test_as_many_runs_as_run_at_once() -> None:
     device = torch.device("cpu")  # 2 SMs, 9 programs each, or 8 of large groups
     assert num_runs_of(device, 1, 4, 1) == 17
     assert num_runs_of(device, 1, 16, 1) == 15
+    assert num_runs_of(device, 1, 4, 1, query_len=2) == 17
+    assert num_runs_of(device, 1, 4, 1, query_len=3) == 15
     assert num_runs_of(device, 30, 4, 1) == 9
     assert num_runs_of(device, 1, 400, 100) == 1
 

@@ -134,8 +134,8 @@ def attention_calls(head_dim: int, device: str) -> dict[str, Callable[[], object
 
 
 def tiered_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
-    """Of few runs, and of so many that the merge has its other form."""
-    query = torch.randn(3, 6, head_dim, dtype=torch.bfloat16, device=device)
+    """Of few runs, and of so many that the merge has its other form; of one query, and of four."""
+    queries = torch.randn(3, 4, 6, head_dim, dtype=torch.bfloat16, device=device)
     calls: dict[str, Callable[[], object]] = {}
     for formats in FORMATS:
         slabs, *others = slab_cache(bounds_of([0, 70, 460], warm=128), 2, head_dim, formats)
@@ -143,10 +143,11 @@ def tiered_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
         key_tables, value_tables, bounds = (each.to(device) for each in others)
         for num_runs in (5, 40):
             plan = reference_plan(bounds.cpu(), num_runs, formats).to(device)
-            arguments = (query, on_device, key_tables, value_tables, plan, formats, 0.1)
+            arguments = (on_device, key_tables, value_tables, plan, formats, 0.1)
             name = f"{formats.key_bits}, {formats.value_bits}, {num_runs} runs"
             calls[f"tiered_plan {name}"] = partial(tiered_plan, bounds, num_runs, formats)
-            calls[f"tiered_decode {name}"] = partial(tiered_decode, *arguments)
+            calls[f"tiered_decode {name}"] = partial(tiered_decode, queries[:, 0], *arguments)
+            calls[f"tiered_decode {name}, 4 queries"] = partial(tiered_decode, queries, *arguments)
     return calls
 
 

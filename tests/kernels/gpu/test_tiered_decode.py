@@ -54,6 +54,29 @@ def test_equals_its_reference(
 
 
 @pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "size", "query_len"),
+    [
+        (32, 8, 128, 2),
+        (32, 8, 128, 4),
+        (9, 3, 64, 3),
+        (5, 1, 128, 3),
+        (16, 2, 64, 2),
+        (2, 2, 64, 4),
+    ],
+)
+@pytest.mark.parametrize("num_runs", [1, 5, 132])
+def test_several_queries_equal_their_reference(
+    num_runs: int, query_len: int, num_heads: int, num_kv_heads: int, size: int, formats: Formats
+) -> None:
+    """Of contexts shorter than that, and of as few hot tokens as can be."""
+    bounds = [*bounds_of([*LENGTHS, 2, 3]).tolist(), [64, 64, 64, 66], [0, 64, 128, 131]]
+    cache = slab_cache(torch.tensor(bounds).int(), num_kv_heads, size, formats)
+    query = torch.randn(len(bounds), query_len, num_heads + 1, size).bfloat16()[:, :, 1:]
+    assert_right(query, cache, formats, num_runs)
+
+
+@pytest.mark.parametrize("formats", FORMATS)
 def test_of_one_format_alone(formats: Formats) -> None:
     bounds = torch.tensor([[0, length, length, length] for length in (2048, 64)]).int()
     cache = slab_cache(bounds, 2, 128, formats)

@@ -1,7 +1,9 @@
-"""A mutant is an edit of a kernel's own source, or of its entry point's, run on the op's cases."""
+"""A mutant is an edit of a kernel's own source, of a module that it imports, or of its entry
+point's, run on the op's cases."""
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +35,11 @@ class Op:
     def source(self, file: str) -> Path:
         return ROOT / "kernels" / self.folder / f"{file}.py"
 
+    def module(self, file: str) -> str:
+        return f"kernels.{self.folder.replace('/', '.')}.{file}"
+
     def original(self) -> Callable[..., Any]:
-        module = importlib.import_module(f"kernels.{self.folder.replace('/', '.')}.api")
+        module = importlib.import_module(self.module("api"))
         entry: Callable[..., Any] = getattr(module, self.entry)
         return entry
 
@@ -52,7 +57,8 @@ class Mutant:
     within: str = ""
 
     def load(self, op: Op, folder: Path) -> ModuleType:
-        """The edited module. The edit must fit the source of today, at one place."""
+        """The edited module; where the kernels' module imports that, a copy of the kernels' that
+        does. The edit must fit the source of today, at one place."""
         source = op.source(self.file).read_text()
         start = source.index(f"def {self.within}(") if self.within else 0
         end = source.find("\n\n\n", start) if self.within else -1
@@ -62,12 +68,26 @@ class Mutant:
             raise ValueError(f"{self.name}: {self.old!r} is {edited.count(self.old)}x in {where}")
         file = folder / f"mutant_{self.file}.py"
         file.write_text(before + edited.replace(self.old, self.new) + after)
-        spec = importlib.util.spec_from_file_location(file.stem, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
+        module = loaded(file)
+        if self.file in ("kernel", "api"):
+            return module
+        name = op.module(self.file)
+        original = importlib.import_module(name)
+        sys.modules[name] = module
+        try:
+            return loaded(op.source("kernel"))
+        finally:
+            sys.modules[name] = original
+
+
+def loaded(file: Path) -> ModuleType:
+    """A module of its own."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_mutant(op: Op, mutant: Mutant, folder: Path) -> None:
