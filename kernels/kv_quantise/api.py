@@ -28,7 +28,8 @@ def quantise_keys(
     float16, changed in place: each block of `sources` [num_blocks, slabs of a block of from_bits]
     int32 goes to `targets` [num_blocks, slabs of a block of bits] int32. From 16 bits to 8 or 4, or
     from 8 to 4; no slab is named twice. The grain is 1, or 2 where no block is of 4 bits: then the
-    tables have slabs 2g and 2g + 1 side by side. On a GPU size is 64 or 128, or ContractError."""
+    tables have slabs 2g and 2g + 1 side by side. On a GPU size is 64, 128 or 256, or
+    ContractError."""
     if runs_kernels(slabs):
         width = slabs.shape[2] // 64  # channels of a half
         _quantise(_launch_keys, width, slabs, meta, sources, targets, from_bits, bits)

@@ -41,7 +41,7 @@ KEY_CONTRACT, VALUE_CONTRACT = (
     for what, meta_size in (("keys", "size"), ("values", "64"))
 )
 FROM_TO_BITS = ((16, 8), (16, 4), (8, 4))
-SIZES = (64, 128)
+SIZES = (64, 128, 256)
 TILE = 32  # channels of each half of the keys, or tokens of the values, that a program takes
 
 

@@ -27,7 +27,8 @@ def restore_keys(
     pages [num_pages, 64, heads, size] bfloat16 or float32, changed in place: page targets[i]
     becomes what the block sources[i] stands for. sources [num_blocks, slabs of a block of bits]
     int32; targets [num_blocks] int32 or int64, no page twice; bits 16, 8, or 4 where the grain is
-    1. The tables may begin anywhere in memory. On a GPU size is 64 or 128, or ContractError."""
+    1. The tables may begin anywhere in memory. On a GPU size is 64, 128 or 256, or
+    ContractError."""
     if runs_kernels(pages):
         _restore(_launch_keys, slabs, meta, sources, pages, targets, bits)
     else:

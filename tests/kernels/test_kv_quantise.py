@@ -18,7 +18,7 @@ from tests.kernels.quantised_blocks import CODECS, FORMS, KINDS, arena, tokens
 EXPONENTS = st.integers(-14, 18)
 
 
-@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize("size", reference.SIZES)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_what_is_packed_comes_back(bits: int, size: int) -> None:
     shape = (3, SLAB_TOKENS[bits], size)
@@ -34,6 +34,43 @@ def test_what_is_packed_comes_back(bits: int, size: int) -> None:
     assert torch.equal(layout.unpack_key_meta(layout.pack_key_meta(scales)), scales)
     scales = torch.randn(3, SLAB_TOKENS[bits])
     assert torch.equal(layout.unpack_value_meta(layout.pack_value_meta(scales)), scales)
+
+
+@pytest.mark.parametrize("size", reference.SIZES)
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_where_each_code_lies(kind: str, bits: int, size: int) -> None:
+    """As the layout's docstring says it, byte by byte."""
+    half, num_tokens = size // 2, SLAB_TOKENS[bits]
+    codes = torch.randint(LEVELS[bits] + 1, (num_tokens, size), dtype=torch.uint8)
+    packed = (layout.pack_keys if kind == "keys" else layout.pack_values)(codes, bits)
+    place = torch.arange(32 * size)
+    own = torch.tensor([0, 2, 1, 3])[place % 4]
+    is_high = torch.zeros_like(place) if bits == 4 else place // (16 * size)
+    place = place // 4 % (4 * size if bits == 8 else 8 * size)
+    if kind == "keys":
+        lane, sixteen = place // (half // 16) % 4, place % (half // 16)
+        channel, row = 16 * sixteen + 4 * lane + own, place // (half // 4)
+        # Columns of an accumulator: 32s of tokens, pair, 16s, lane, of the pair.
+        pair, of_16s, column, of_pair = row // 16 % 2, row // 8 % 2, row // 2 % 4, row % 2
+        token = row // 32 * 32 + 16 * of_16s + 4 * column + 2 * pair + of_pair
+    elif bits == 4:
+        channel, token = place // 16, 16 * (place % 4) + 4 * (place // 4 % 4) + own
+    else:
+        # Of 16 channels a lane has rows 0 to 7 of an operand, and those 8 further on.
+        of_16s, row, lane, further, sixteen = (
+            each.flatten()
+            for each in torch.meshgrid(*map(torch.arange, (half // 16, 8, 4, 2, 2)), indexing="ij")
+        )
+        channel, token = (
+            (16 * of_16s + 8 * further + row)[place],
+            (16 * sixteen + 4 * lane)[place],
+        )
+        token = token + own
+    expected = codes[token, channel + half * is_high]
+    if bits == 4:
+        expected = expected | codes[token, channel + half] << 4
+    assert torch.equal(packed, expected)
 
 
 def test_a_lane_owns_the_bytes_that_lie_side_by_side() -> None:
@@ -90,7 +127,7 @@ def test_what_codes_stand_for_is_quantised_to_the_same_codes(kind, bits, seed) -
     assert torch.equal(dequantised(quantised(exact, bits), bits), exact)
 
 
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", reference.SIZES)
 @pytest.mark.parametrize(("from_bits", "bits", "grain"), FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kernel_equals_its_reference(
@@ -157,7 +194,7 @@ def test_what_no_kernel_writes_is_refused() -> None:
     slabs, meta, sources, others = arena("keys", 16, 64)
     targets = others[:2].view(2, 1)
     wide = torch.zeros(24, 2, 32 * 96, dtype=torch.uint8)
-    with checked(), pytest.raises(ContractError, match="of heads of 64 or 128, came 96"):
+    with checked(), pytest.raises(ContractError, match="of heads of 64 or 128 or 256, came 96"):
         quantise_keys(wide, meta, sources, targets, 16, 4)
     with checked(), pytest.raises(ContractError, match="sources must be int32, came int64"):
         quantise_keys(slabs, meta, sources.long(), targets, 16, 4)

@@ -5,13 +5,14 @@ import torch
 
 from kernels.checked_interpreter import assert_equals_reference, checked
 from kernels.errors import ContractError, DeviceAssertion, DoubleStore
+from kernels.kv_quantise.reference import SIZES
 from tests.kernels.launches import assert_bundled
 from tests.kernels.quantised_blocks import CODECS, tokens
 from tests.kernels.restored_blocks import FORMS, RESTORES, stored
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("bits", "grain"), FORMS)
 @pytest.mark.parametrize("kind", RESTORES)
 def test_the_kernel_equals_its_reference(
@@ -100,7 +101,10 @@ def test_what_no_kernel_restores_is_refused(kind: str) -> None:
     restore, name = RESTORES[kind][0], f"kv_restore_{kind}"
     wide = torch.zeros(5, 64, 2, 96).bfloat16()
     for arguments, expected in (
-        ((slabs, meta, sources, wide, targets), "pages must be of heads of 64 or 128, came 96"),
+        (
+            (slabs, meta, sources, wide, targets),
+            "pages must be of heads of 64 or 128 or 256, came 96",
+        ),
         ((slabs, meta[::2], sources, pages, targets), "meta must be of 24 slots, for 24 slabs"),
         ((slabs, meta, sources, pages[:, :32], targets), "pages must be"),
         ((slabs, meta, sources, pages.half(), targets), "pages must be bfloat16 or float32"),
