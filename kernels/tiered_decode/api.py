@@ -25,11 +25,15 @@ def num_runs_of(
     num_heads: int,
     num_kv_heads: int,
     query_len: int = 1,
+    size: int = reference.SERVED_SIZE,
 ) -> int:
     """Into how many runs a step's slabs are dealt: the programs of all records run at once, unless
     there are too many sequences for that."""
-    rows = reference.rows_of(num_heads // num_kv_heads, query_len)
-    at_once = _num_sms(device) * reference.PROGRAMS_PER_SM[rows] // num_kv_heads
+    form = num_heads // num_kv_heads, query_len, size
+    programs_per_sm = reference.PROGRAMS_PER_SM[reference.rows_of(*form)]
+    if size == reference.WIDE:
+        programs_per_sm = reference.WIDE_PROGRAMS_PER_SM
+    at_once = _num_sms(device) * programs_per_sm // (num_kv_heads * reference.programs_of(*form))
     return max(1, at_once // 2, at_once - num_sequences)
 
 
@@ -43,9 +47,10 @@ def tiered_decode(
     scale: float,
     out_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """query [num_sequences, num_heads, size] bfloat16 -> attended, in `out_dtype` (that of the
-    query, if None), and the logarithm of the sum of exponentials of each head's scores,
-    [num_sequences, num_heads] fp32, by which results over parts of a context merge.
+    """query [num_sequences, num_heads, size] bfloat16, of 64, 128 or 256 channels, or ContractError
+    -> attended, in `out_dtype` (that of the query, if None), and the logarithm of the sum of
+    exponentials of each head's scores, [num_sequences, num_heads] fp32, by which results over parts
+    of a context merge.
 
     Or query [num_sequences, query_len, num_heads, size], and results of such shapes: of each
     sequence its last query_len tokens, 1 to 4, each of which sees itself and what is before it; a
@@ -86,9 +91,8 @@ def _partial(
     num_sequences, query_len, num_heads, size = queries.shape
     num_kv_heads, num_records = arenas.key_meta.shape[1], len(plan)
     assert num_heads % num_kv_heads == 0, (queries.shape, arenas.key_meta.shape)
-    rows = reference.rows_of(num_heads // num_kv_heads, query_len)
     grains = arenas.keys.shape[1], arenas.values.shape[1]
-    meta = reference.meta_of(formats, grains, size, rows, query_len)
+    meta = reference.meta_of(formats, grains, size, num_heads // num_kv_heads, query_len)
     partial = queries.new_empty(num_records, query_len * num_heads, size, dtype=torch.float32)
     partial_lse = partial.new_empty(partial.shape[:2])
     sizes = (
@@ -104,7 +108,8 @@ def _partial(
     arguments = (queries, *arenas, key_tables, value_tables, plan, partial, partial_lse)
     sequence_stride, query_stride, head_stride, _ = queries.stride()
     scalars = sequence_stride, head_stride, *sizes, scale, query_stride
-    _launch((num_kv_heads, num_records), *arguments, *scalars, **meta)
+    grid = (num_kv_heads * meta["PROGRAMS"], num_records)
+    _launch(grid, *arguments, *scalars, **meta)
     return partial, partial_lse
 
 

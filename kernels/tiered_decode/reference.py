@@ -56,11 +56,16 @@ MERGE_CONTRACT = Contract(
 # their registers; only the host's plan knows that. Measured on an H200: five stages where a block
 # is of 4 bits, for two blocks are under way then; three of 8 bits, whose blocks are twice as large.
 STAGES = {(4, 4): 5, (8, 4): 3, (8, 8): 3}
-SIZES = (64, 128)
+SIZES = (64, 128, 256)
 SERVED_SIZE = 128  # of the models that want tiers
 PROGRAMS_PER_SM = {8: 9, 16: 8}  # by ROWS
 ROWS = (8, 16)  # queries of one KV head: of its query heads, of each the last QUERY_LEN tokens
 MAX_QUERY_LEN = 4
+# Of 256 channels a program's registers hold 8 queries, and 16 are two programs; blocks of any
+# format are so large that one under way is enough, and an SM's shared memory has room for six.
+WIDE = 256
+WIDE_STAGES = 3
+WIDE_PROGRAMS_PER_SM = 6
 # A program merges COLUMNS of one head, SPLITS partial results at a time: of few splits there are
 # many heads, and of many few.
 FEW_SPLITS = 8
@@ -86,8 +91,9 @@ class Slabs(NamedTuple):
     value_meta: torch.Tensor
 
 
-def rows_of(group: int, query_len: int = 1) -> int:
-    """Of query heads of one KV head. Raises ContractError."""
+def rows_of(group: int, query_len: int = 1, size: int = SERVED_SIZE) -> int:
+    """How many queries of one KV head, of its `group` of query heads, a program takes. Raises
+    ContractError."""
     if not 1 <= query_len <= MAX_QUERY_LEN:
         expected = f"of 1 to {MAX_QUERY_LEN} tokens a sequence"
         raise ContractError("tiered_decode", "query", expected, f"{query_len}")
@@ -96,22 +102,28 @@ def rows_of(group: int, query_len: int = 1) -> int:
         if query_len > 1:
             expected += f", of {query_len} tokens a sequence"
         raise ContractError("tiered_decode", "query", expected, f"{group}")
-    return next(rows for rows in ROWS if group * query_len <= rows)
+    return next(rows for rows in ROWS if group * query_len <= rows or size == WIDE)
+
+
+def programs_of(group: int, query_len: int = 1, size: int = SERVED_SIZE) -> int:
+    """How many programs take the queries of one KV head. Raises ContractError."""
+    return cdiv(group * query_len, rows_of(group, query_len, size))
 
 
 def meta_of(
-    formats: Formats,
-    grains: tuple[int, int],
-    size: int,
-    rows: int,
-    query_len: int = 1,
-    programs: int = 1,
+    formats: Formats, grains: tuple[int, int], size: int, group: int, query_len: int = 1
 ) -> dict[str, int]:
     """What the kernel is launched with. grains: of the arenas of keys and of values."""
     bits = {"KEY_BITS": formats.key_bits, "VALUE_BITS": formats.value_bits}
     slots = {"KEY_GRAIN": grains[0], "VALUE_GRAIN": grains[1]}
-    form = {"SIZE": size, "ROWS": rows, "QUERY_LEN": query_len, "PROGRAMS": programs}
-    return bits | slots | form | {"STAGES": STAGES[formats], "num_warps": 1}
+    form = {
+        "SIZE": size,
+        "ROWS": rows_of(group, query_len, size),
+        "QUERY_LEN": query_len,
+        "PROGRAMS": programs_of(group, query_len, size),
+    }
+    stages = WIDE_STAGES if size == WIDE else STAGES[formats]
+    return bits | slots | form | {"STAGES": stages, "num_warps": 1}
 
 
 # Of groups of up to 8 heads of the usual size; others are compiled when they come.

@@ -1,5 +1,6 @@
 """The GPU tests' small cases: no kernel is left out, and the bundle has code for every launch but
-some of the tiers, of which it has the default's, and of windows over split contexts."""
+some of the tiers, of which it has the default's and those of heads of 128, and of windows over
+split contexts."""
 
 from kernels.registry import all_kernels
 from tests.kernels.gpu.cases import launches_by_kernel, small_calls
@@ -12,6 +13,7 @@ BUNDLED_IN_PART = {
     "kv_restore_values",
     "paged_prefill_split",
     "tiered_decode",
+    "tiered_decode_merge",
     "tiered_plan",
 }
 

@@ -50,7 +50,7 @@ def queries_of(num_sequences: int, query_len: int, num_heads: int, size: int = 6
 
 
 @pytest.mark.parametrize("formats", FORMATS)
-@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("size", reference.SIZES)
 def test_tiers_of_unequal_lengths(size: int, formats: Formats) -> None:
     cache = slab_cache(bounds_of([600, 0, 1, 130], warm=192), 2, size, formats)
     for num_runs in (1, 4):
@@ -63,8 +63,10 @@ def test_tiers_of_unequal_lengths(size: int, formats: Formats) -> None:
 )
 def test_grains_are_those_of_the_arenas(formats: tuple[int, int], grains: tuple[int, int]) -> None:
     """Whatever the formats of the run; the others are those of a cold tier's own arenas."""
-    cache = slab_cache(bounds_of([460, 130], warm=128), 2, 64, Formats(*formats), grains=grains)
-    assert_right(tokens_of(2, 4, 64, seed=9).transpose(0, 1), cache, Formats(*formats))
+    for size in (64, 256):
+        bounds = bounds_of([460, 130], warm=128)
+        cache = slab_cache(bounds, 2, size, Formats(*formats), grains=grains)
+        assert_right(tokens_of(2, 4, size, seed=9).transpose(0, 1), cache, Formats(*formats))
 
 
 @pytest.mark.parametrize(("formats", "atol"), list(zip(FORMATS, (1e-9, 0.02, 0.02), strict=True)))
@@ -135,11 +137,14 @@ def test_as_few_hot_tokens_as_can_be(formats: Formats, query_len: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "query_len"), [(1, 4), (2, 4), (3, 4), (4, 2), (4, 4), (5, 3), (8, 2), (16, 1)]
+    ("group", "query_len"),
+    [(1, 4), (2, 4), (3, 4), (4, 2), (4, 3), (4, 4), (5, 3), (8, 2), (16, 1)],
 )
-def test_queries_of_groups_of_heads(group: int, query_len: int) -> None:
-    cache = slab_cache(bounds_of([300, 67], warm=64), 2, 64, INT4)
-    assert_right(queries_of(2, query_len, 2 * group), cache, INT4)
+@pytest.mark.parametrize("size", [64, 256])
+def test_queries_of_groups_of_heads(size: int, group: int, query_len: int) -> None:
+    """Of wide heads more than 8 queries are two programs."""
+    cache = slab_cache(bounds_of([300, 67], warm=64), 2, size, INT4)
+    assert_right(queries_of(2, query_len, 2 * group, size), cache, INT4)
 
 
 def test_one_query_of_either_shape() -> None:
@@ -160,14 +165,15 @@ def test_part_of_a_projection() -> None:
 
 
 @pytest.mark.parametrize("formats", FORMATS)
-def test_large_keys_queries_and_values(formats: Formats) -> None:
+@pytest.mark.parametrize("size", [64, 256])
+def test_large_keys_queries_and_values(size: int, formats: Formats) -> None:
     """Beyond what float16 holds: scores of unit size all the same."""
-    keys, values = (tokens_of(400, 1, 64, seed=each) for each in (1, 2))
+    keys, values = (tokens_of(400, 1, size, seed=each) for each in (1, 2))
     bounds = bounds_of([400], warm=64)
-    query = tokens_of(1, 2, 64, seed=9).transpose(0, 1)
-    cache = slab_cache(bounds, 1, 64, formats, [keys * 2.0**17], [values])
+    query = tokens_of(1, 2, size, seed=9).transpose(0, 1)
+    cache = slab_cache(bounds, 1, size, formats, [keys * 2.0**17], [values])
     assert_right(query, cache, formats, scale=0.125 * 2.0**-17)
-    cache = slab_cache(bounds, 1, 64, formats, [keys], [values])
+    cache = slab_cache(bounds, 1, size, formats, [keys], [values])
     assert_right(query * 2.0**17, cache, formats, scale=0.125 * 2.0**-17)
 
 
@@ -224,7 +230,7 @@ def test_slots_that_are_none_of_those_slabs_are_refused(name: str) -> None:
 def test_what_no_kernel_reads_is_refused() -> None:
     cache = slab_cache(bounds_of([64]), 1, 64, INT4)
     wide = slab_cache(bounds_of([64]), 1, 96, INT4)
-    with pytest.raises(ContractError, match="of heads of 64 or 128, came 96"):
+    with pytest.raises(ContractError, match="of heads of 64 or 128 or 256, came 96"):
         attended(torch.zeros(1, 1, 96).bfloat16(), wide, INT4, 1, 1.0)
     with pytest.raises(ContractError, match="at most 16 heads a KV head, came 17"):
         attended(torch.zeros(1, 17, 64).bfloat16(), cache, INT4, 1, 1.0)
@@ -238,11 +244,13 @@ def test_what_no_kernel_reads_is_refused() -> None:
 
 
 def test_as_many_runs_as_run_at_once() -> None:
-    device = torch.device("cpu")  # 2 SMs, 9 programs each, or 8 of large groups
+    device = torch.device("cpu")  # 2 SMs, 9 programs each, or 8 of large groups, or 6 of wide heads
     assert num_runs_of(device, 1, 4, 1) == 17
     assert num_runs_of(device, 1, 16, 1) == 15
     assert num_runs_of(device, 1, 4, 1, query_len=2) == 17
     assert num_runs_of(device, 1, 4, 1, query_len=3) == 15
+    assert num_runs_of(device, 1, 8, 1, size=256) == 11
+    assert num_runs_of(device, 1, 16, 1, size=256) == 5
     assert num_runs_of(device, 30, 4, 1) == 9
     assert num_runs_of(device, 1, 400, 100) == 1
 

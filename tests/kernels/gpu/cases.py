@@ -56,10 +56,9 @@ def small_calls(device: str = "cuda") -> Calls:
         calls |= {
             f"{name} {head_dim}": call for name, call in attention_calls(head_dim, device).items()
         }
-    for made in (tiered_calls, append_calls):
-        calls |= {f"{name} 128": call for name, call in made(128, device).items()}
-    for head_dim in (128, 256):
-        for made in (quantise_calls, restore_calls):
+    calls |= {f"{name} 128": call for name, call in append_calls(128, device).items()}
+    for head_dim in (256, 128):
+        for made in (tiered_calls, quantise_calls, restore_calls):
             calls |= {f"{name} {head_dim}": call for name, call in made(head_dim, device).items()}
     for vocab in (1003, 4128):
         calls |= {f"{name} {vocab}": call for name, call in sampling_calls(vocab, device).items()}

@@ -42,7 +42,16 @@ def assert_right(
 @pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "size"),
-    [(32, 8, 128), (9, 3, 64), (7, 1, 128), (16, 1, 64), (20, 2, 128), (2, 2, 64)],
+    [
+        (32, 8, 128),
+        (9, 3, 64),
+        (7, 1, 128),
+        (16, 1, 64),
+        (20, 2, 128),
+        (2, 2, 64),
+        (8, 4, 256),
+        (16, 1, 256),
+    ],
 )
 @pytest.mark.parametrize("num_runs", [1, 5, 132])
 def test_equals_its_reference(
@@ -63,6 +72,8 @@ def test_equals_its_reference(
         (5, 1, 128, 3),
         (16, 2, 64, 2),
         (2, 2, 64, 4),
+        (4, 2, 256, 4),
+        (8, 2, 256, 3),
     ],
 )
 @pytest.mark.parametrize("num_runs", [1, 5, 132])

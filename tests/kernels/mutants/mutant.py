@@ -38,6 +38,13 @@ class Op:
     def module(self, file: str) -> str:
         return f"kernels.{self.folder.replace('/', '.')}.{file}"
 
+    def importers(self, file: str) -> list[str]:
+        """The other modules beside the kernels' that import from it."""
+        beside = self.source(file).parent.glob("*.py")
+        line = f"from {self.module(file)} import "
+        found = [each.stem for each in beside if line in each.read_text()]
+        return [each for each in sorted(found) if each != "kernel"]
+
     def original(self) -> Callable[..., Any]:
         module = importlib.import_module(self.module("api"))
         entry: Callable[..., Any] = getattr(module, self.entry)
@@ -71,13 +78,15 @@ class Mutant:
         module = loaded(file)
         if self.file in ("kernel", "api"):
             return module
-        name = op.module(self.file)
-        original = importlib.import_module(name)
-        sys.modules[name] = module
+        importlib.import_module(op.module("kernel"))
+        originals = dict(sys.modules)
         try:
+            sys.modules[op.module(self.file)] = module
+            for each in op.importers(self.file):
+                sys.modules[op.module(each)] = loaded(op.source(each))
             return loaded(op.source("kernel"))
         finally:
-            sys.modules[name] = original
+            sys.modules.update(originals)
 
 
 def loaded(file: Path) -> ModuleType:

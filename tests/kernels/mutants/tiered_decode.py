@@ -333,7 +333,7 @@ MUTANTS = {
         ),
         Mutant(
             "runs without a program",
-            "(num_kv_heads, num_records)",
+            '(num_kv_heads * meta["PROGRAMS"], num_records)',
             "(num_kv_heads, 1)",
             DIFFERS,
             file="api",
