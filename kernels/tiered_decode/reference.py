@@ -116,14 +116,14 @@ def meta_of(
     """What the kernel is launched with. grains: of the arenas of keys and of values."""
     bits = {"KEY_BITS": formats.key_bits, "VALUE_BITS": formats.value_bits}
     slots = {"KEY_GRAIN": grains[0], "VALUE_GRAIN": grains[1]}
-    form = {
-        "SIZE": size,
-        "ROWS": rows_of(group, query_len, size),
-        "QUERY_LEN": query_len,
-        "PROGRAMS": programs_of(group, query_len, size),
+    rows = rows_of(group, query_len, size)
+    form = {"SIZE": size, "ROWS": rows, "QUERY_LEN": query_len}
+    programs = {
+        "PROGRAMS": cdiv(group * query_len, rows),
+        "STAGES": WIDE_STAGES if size == WIDE else STAGES[formats],
+        "num_warps": 1,
     }
-    stages = WIDE_STAGES if size == WIDE else STAGES[formats]
-    return bits | slots | form | {"STAGES": stages, "num_warps": 1}
+    return bits | slots | form | programs
 
 
 # Of groups of up to 8 heads of the usual size; others are compiled when they come.
