@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kernels.checked_interpreter import assert_equals_reference, checked
@@ -89,8 +89,10 @@ def test_a_lane_owns_the_bytes_that_lie_side_by_side() -> None:
     st.lists(st.tuples(st.floats(-1, 1, width=16), EXPONENTS), min_size=1, max_size=12),
     st.integers(0, 10**6),
 )
+@example("keys", 8, [(0.0, 0), (0.000141143798828125, 2)], 0)
 def test_errors_are_half_a_step(kind, bits, numbers, seed) -> None:
-    """Or a quarter more at the ends, where a zero far from the codes is rounded."""
+    """Or a quarter more at the ends, where a zero far from the codes is rounded; and what float16
+    does not tell of a scale below 2^-14, once for each code: 8e-6 at most."""
     quantised, dequantised, dim = CODECS[kind]
     pool = torch.tensor([mantissa * 2.0**exponent for mantissa, exponent in numbers])
     chosen = torch.randint(len(pool), (64, 64), generator=torch.Generator().manual_seed(seed))
@@ -102,7 +104,8 @@ def test_errors_are_half_a_step(kind, bits, numbers, seed) -> None:
     magnitude = torch.maximum(-least, greatest)
     step = torch.maximum((greatest - least) / LEVELS[bits], magnitude / reference.MAX_ZERO)
     step = step.clamp(reference.MIN_SCALE, None)
-    assert (error <= 0.76 * step * (1 + 2**-6)).all()
+    rounding = 2.0**-25 * layout.high_nibble_factors(64, bits).max().item()
+    assert (error <= 0.76 * step * (1 + 2**-6) + LEVELS[bits] * rounding).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
