@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
+from engine.cache.block_hash import extend_chain, root_hash
 from engine.grammar import GrammarState
 from engine.outputs import Usage
 from engine.sampling_params import SamplingParams
@@ -93,6 +94,12 @@ class Sequence:
     def usage(self) -> Usage:
         num_completion_tokens = self.num_known_tokens - self.num_prompt_tokens
         return Usage(self.num_prompt_tokens, self.num_cached_tokens, num_completion_tokens)
+
+    def hash_blocks(self, address: bytes, block_size: int) -> None:
+        """Of the full blocks of what is known by now. `address` names the model and the format of
+        its cache. Idempotent."""
+        root = root_hash(address, self.cache_salt)
+        extend_chain(self.block_hashes, root, self.token_ids, block_size, self.num_known_tokens)
 
     def expect_token(self) -> None:
         self.token_ids.append(PENDING)

@@ -7,11 +7,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.cache.block_hash import HASH_BYTES
 from engine.cache.tier_config import TierConfig
 from engine.errors import EngineError
 
@@ -86,12 +84,6 @@ class Calibration:
             (tuple(layer for layer, each in enumerate(self.cold_formats) if each == name), name)
             for name in dict.fromkeys(self.cold_formats)
         ]
-
-    @property
-    def digest(self) -> str:
-        """For the address of a block: of what its bytes depend on, which are the formats of all
-        layers, and not of how they were found."""
-        return blake2b(" ".join(self.cold_formats).encode(), digest_size=HASH_BYTES).hexdigest()
 
     def refuse_other_model(self, weights_sha: str, num_layers: int) -> None:
         """Raises EngineError for weights that were not the ones measured."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from engine.cache.block_allocator import BlockAllocator
-from engine.cache.block_hash import extend_chain, root_hash
 from engine.cache.spill import Restores
 from engine.cache.tiers import BlockSpill
 from engine.errors import CacheTooSmall, IntegrityError
@@ -50,14 +49,7 @@ class PagedSpace:
 
     def prepare(self, sequence: Sequence) -> None:
         if self._allocator.enable_prefix_cache:
-            root = root_hash(self._address, sequence.cache_salt)
-            extend_chain(
-                sequence.block_hashes,
-                root,
-                sequence.token_ids,
-                self.block_size,
-                sequence.num_known_tokens,
-            )
+            sequence.hash_blocks(self._address, self.block_size)
 
     def begin(self) -> None:
         self._restores.collect()

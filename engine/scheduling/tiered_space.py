@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 
-from engine.cache.block_hash import extend_chain, root_hash
 from engine.cache.column import Demotion
 from engine.cache.formats import WARM, Format, Part
 from engine.cache.tier_config import TierConfig
@@ -76,13 +75,7 @@ class TieredSpace:
 
     def prepare(self, sequence: Sequence) -> None:
         if self._enable_prefix_cache:
-            extend_chain(
-                sequence.block_hashes,
-                root_hash(self._address, sequence.cache_salt),
-                sequence.token_ids,
-                self.block_size,
-                sequence.num_known_tokens,
-            )
+            sequence.hash_blocks(self._address, self.block_size)
 
     def begin(self) -> None:
         if self._num_in_flight == 0:

@@ -175,7 +175,11 @@ def test_what_tiers_are_not_made_for_is_refused(
 @pytest.mark.parametrize(
     ("variant", "sizes", "named"),
     [
-        ("llama", {"head_dim": 32}, "need a head_dim of 64 or 128 or 256, this model's is 32; leave"),
+        (
+            "llama",
+            {"head_dim": 32},
+            "need a head_dim of 64 or 128 or 256, this model's is 32; leave",
+        ),
         (
             "llama",
             {"num_attention_heads": 24, "num_key_value_heads": 1},
