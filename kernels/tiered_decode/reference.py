@@ -158,7 +158,7 @@ def tiered_decode(
         values = dequantised(slabs, value_tables[row], each, formats, is_keys=False)
         scores = torch.einsum("qkgd,ktd->qkgt", queries[is_any], keys) * scale
         is_hidden = torch.arange(each[3]) > positions[is_any, None, None, None]
-        scores = scores.masked_fill(is_hidden, float("-inf"))
+        scores = scores.masked_fill(is_hidden.to(scores.device), float("-inf"))
         attended = torch.einsum("qkgt,ktd->qkgd", scores.softmax(-1), values)
         out[row].view_as(queries)[is_any] = attended
         lse[row].view(queries.shape[:-1])[is_any] = scores.logsumexp(-1)
