@@ -65,8 +65,21 @@ def _nothing_is_compiled(_needs_a_gpu: None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(autouse=True)
+def _seeded(_needs_a_gpu: None) -> None:
+    """The same numbers in whichever process, and after whichever test."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _poisoned(_needs_a_gpu: None) -> Iterator[None]:
     """What is allocated and never stored is NaN, or the greatest integer."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def _given_back(_needs_a_gpu: None) -> Iterator[None]:
+    """Other processes test on the same GPU."""
+    yield
+    torch.cuda.empty_cache()

@@ -1,47 +1,58 @@
-"""`python -m tests.kernels.gpu.run [FILE ...]`: the GPU tests, a process for each file, several at
-a time; those that measure time or memory have the GPU to themselves, at the end.
+"""`python -m tests.kernels.gpu.run [FILE ...]`: the GPU tests, dealt over a process for each core;
+the files that measure time or memory have the GPU to themselves, at the end.
 
 Exits with 1 and shows what failed.
 """
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[2]
 ALONE = ("test_bundle.py", "test_launch_cost.py", "test_scope.py")
+NUM_SLOWEST = 10
 PYTEST = ("-m", "pytest", "-q", "-x", "-m", "gpu", "-c", "/dev/null", "--rootdir=.")
 OPTIONS = (f"--confcutdir={FOLDER.relative_to(ROOT)}", "-p", "no:cacheprovider")
-THREADS = 2  # of a process: most of its time is compilation, and references on the CPU
+REPORT = (f"--durations={NUM_SLOWEST}", "-p", "tests.kernels.gpu.shard")
+DURATION = re.compile(r"^(\d+\.\d\d)s .*$", re.MULTILINE)
+MAX_SHARDS = 32  # each takes half a gigabyte of the GPU for its CUDA context
+# Of a shard, which compiles for most of its time.
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 TIMEOUT_S = 300
-MAX_OUTPUT = 3000
+MAX_OUTPUT = 4000
 
 
 @dataclass(frozen=True)
 class Ran:
-    file: str
+    name: str
+    seconds: float
     output: str
-    passed: bool
+    has_failed: bool
 
     @property
     def summary(self) -> str:
         lines = self.output.strip().splitlines() or ["no output"]
-        return f"{self.file:28} {lines[-1]}"
+        return f"{self.name:20} {self.seconds:6.1f} s  {lines[-1]}"
 
 
-def run(file: str) -> Ran:
-    command = [sys.executable, *PYTEST, *OPTIONS, str((FOLDER / file).relative_to(ROOT))]
-    environment = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
+def run(name: str, files: Sequence[str], *options: str) -> Ran:
+    command = [sys.executable, *PYTEST, *OPTIONS, *REPORT, *options]
+    command += [str(FOLDER / file) for file in files]
+    started_s = time.monotonic()
     try:
         ran = subprocess.run(
             command,
             cwd=ROOT,
-            env=environment,
+            env=os.environ | ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -49,21 +60,37 @@ def run(file: str) -> Ran:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Ran(file, f"took longer than {TIMEOUT_S} s", passed=False)
-    return Ran(file, ran.stdout, passed=ran.returncode == 0 and " passed" in ran.stdout)
+        return Ran(name, TIMEOUT_S, f"took longer than {TIMEOUT_S} s", has_failed=True)
+    has_failed = ran.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    return Ran(name, time.monotonic() - started_s, ran.stdout, has_failed)
+
+
+def run_each(files: Sequence[str]) -> Iterator[Ran]:
+    """As they end: the shards of what runs together, then what runs alone."""
+    count = min(os.cpu_count() or 1, MAX_SHARDS)
+    if together := [file for file in files if file not in ALONE]:
+        with ThreadPoolExecutor(count) as pool:
+            shards = [f"{number}/{count}" for number in range(1, count + 1)]
+            running = [pool.submit(run, f"shard {s}", together, "--shard", s) for s in shards]
+            yield from (ended.result() for ended in as_completed(running))
+    yield from (run(file, [file]) for file in files if file in ALONE)
 
 
 def run_all(files: Sequence[str]) -> bool:
-    together = [file for file in files if file not in ALONE]
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // THREADS)) as pool:
-        results = list(pool.map(run, together))
-    results += [run(file) for file in files if file in ALONE]
+    results = []
+    for ran in run_each(files):
+        print(ran.summary, flush=True)
+        results.append(ran)
+    durations = [found for ran in results for found in DURATION.finditer(ran.output)]
+    durations.sort(key=lambda found: float(found[1]), reverse=True)
+    print("slowest:", *(found[0] for found in durations[:NUM_SLOWEST]), sep="\n")
     for ran in results:
-        print(ran.summary)
-    for ran in results:
-        if not ran.passed:
-            print(f"\n{ran.file}:\n{ran.output[-MAX_OUTPUT:]}")
-    return all(ran.passed for ran in results)
+        if ran.has_failed:
+            print(f"\n{ran.name}:\n{ran.output[-MAX_OUTPUT:]}")
+    has_passed = any(" passed" in ran.output for ran in results)
+    if not has_passed:
+        print("no test passed")
+    return has_passed and not any(ran.has_failed for ran in results)
 
 
 if __name__ == "__main__":
