@@ -77,7 +77,7 @@ def sets_of(
     ]
     sets = []
     device = torch.device("cuda", 0)
-    num_runs = num_runs_of(device, len(bounds), NUM_HEADS, NUM_KV_HEADS)
+    num_runs = num_runs_of(device, NUM_HEADS, NUM_KV_HEADS)
     for index in range(num_sets):
         tables = [
             _table(half, order[index * num : (index + 1) * num], *arena, step)

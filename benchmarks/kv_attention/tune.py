@@ -15,7 +15,7 @@ from kernels.launch import Launcher, launching
 from kernels.tiered_decode import reference
 
 STAGES = (3, 4, 5)
-PROGRAMS_PER_SM = (7, 8, 9, 10)
+PROGRAMS_PER_SM = (7, 8)
 MERGES = {
     "MERGE_META_OF_MANY": grid(COLUMNS=(32, 64, 128), SPLITS=(32, 128), num_warps=(2, 4)),
     "MERGE_META_OF_FEW": grid(COLUMNS=(64, 128), SPLITS=(4, 8), num_warps=(1, 2)),
@@ -47,7 +47,7 @@ def _forms(speed: Speed) -> Iterator[tuple[str, float]]:
             yield f"merge {merge}", decode_us(sets)
     del sets
     for programs in PROGRAMS_PER_SM:
-        with _turned("PROGRAMS_PER_SM", {8: programs, 16: programs}):
+        with _turned("PROGRAMS_PER_SM", programs):
             sets = sets_of(bounds, speed.formats, MIN_SET_BYTES)
             yield f"programs an SM={programs}", decode_us(sets)
             del sets

@@ -232,9 +232,8 @@ class TieredAttention:
         tables = TieredRows(
             decodes.key_tables[rows], decodes.value_tables[rows], decodes.bounds[rows]
         )
-        num_rows, num_kv_heads = len(tables.bounds), self._kv.num_kv_heads
-        heads = self._num_heads, num_kv_heads
-        num_runs = num_runs_of(self._kv.device, num_rows, *heads, size=self._kv.head_dim)
+        heads = self._num_heads, self._kv.num_kv_heads
+        num_runs = num_runs_of(self._kv.device, *heads, size=self._kv.head_dim)
         return PlannedRows(rows, tables, tiered_plan(tables.bounds, num_runs, formats))
 
     def _attend_planned(

@@ -21,20 +21,16 @@ _launch_merge = Launcher(
 
 def num_runs_of(
     device: torch.device,
-    num_sequences: int,
     num_heads: int,
     num_kv_heads: int,
     query_len: int = 1,
     size: int = reference.SERVED_SIZE,
 ) -> int:
-    """Into how many runs a step's slabs are dealt: the programs of all records run at once, unless
-    there are too many sequences for that."""
-    form = num_heads // num_kv_heads, query_len, size
-    programs_per_sm = reference.PROGRAMS_PER_SM[reference.rows_of(*form)]
-    if size == reference.WIDE:
-        programs_per_sm = reference.WIDE_PROGRAMS_PER_SM
-    at_once = _num_sms(device) * programs_per_sm // (num_kv_heads * reference.programs_of(*form))
-    return max(1, at_once // 2, at_once - num_sequences)
+    """Into how many runs a step's slabs are dealt: as many as have their programs run at once."""
+    is_wide = size == reference.WIDE
+    per_sm = reference.WIDE_PROGRAMS_PER_SM if is_wide else reference.PROGRAMS_PER_SM
+    programs = num_kv_heads * reference.programs_of(num_heads // num_kv_heads, query_len, size)
+    return max(1, _num_sms(device) * per_sm // programs)
 
 
 def tiered_decode(
@@ -125,7 +121,7 @@ def _merged(
     out = partial.new_empty(num_sequences, num_queries, size, dtype=out_dtype)
     lse = partial.new_empty(num_sequences, num_queries)
     num_runs = num_records - num_sequences
-    is_few = 2 * num_runs <= reference.FEW_SPLITS * num_sequences
+    is_few = num_runs <= reference.FEW_SPLITS * num_sequences
     merge = reference.MERGE_META_OF_FEW if is_few else reference.MERGE_META_OF_MANY
     grid = (num_sequences * num_queries, cdiv(size, merge["COLUMNS"]))
     results = (partial, partial_lse, plan, out, lse)

@@ -52,13 +52,14 @@ MERGE_CONTRACT = Contract(
     sequences=Count("sequences"),
     queries=Count("queries"),
 )
-# One warp a program: nothing then crosses warps. An SM runs programs_per_sm of them at once, by
-# their registers; only the host's plan knows that. Measured on an H200: five stages where a block
-# is of 4 bits, for two blocks are under way then; three of 8 bits, whose blocks are twice as large.
+# One warp a program: nothing then crosses warps. Each of an SM's four parts has registers for two
+# programs, of 169 to 255 a thread; only the host's plan knows that. Measured on an H200: five
+# stages where a block is of 4 bits, for two blocks are under way then; three of 8 bits, whose
+# blocks are twice as large.
 STAGES = {(4, 4): 5, (8, 4): 3, (8, 8): 3}
 SIZES = (64, 128, 256)
 SERVED_SIZE = 128  # of the models that want tiers
-PROGRAMS_PER_SM = {8: 9, 16: 8}  # by ROWS
+PROGRAMS_PER_SM = 8
 ROWS = (8, 16)  # queries of one KV head: of its query heads, of each the last QUERY_LEN tokens
 MAX_QUERY_LEN = 4
 # Of 256 channels a program's registers hold 8 queries, and 16 are two programs; blocks of any

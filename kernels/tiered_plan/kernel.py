@@ -10,7 +10,8 @@ from kernels.tiered_plan.reference import CONTRACT
 SEQUENCE = tl.constexpr(reference.SEQUENCE)
 RUN = tl.constexpr(reference.RUN)
 NO_RUN = tl.constexpr(reference.NO_RUN)
-SWITCH_COST = tl.constexpr(reference.SWITCH_COST)
+SPARED = tl.constexpr(reference.SPARED)
+CANDIDATES = tl.constexpr(reference.CANDIDATES)
 FIRST_TOKEN_SLAB = tl.constexpr(reference.FIRST_TOKEN_SLAB)
 FIRST_COLD = tl.constexpr(reference.FIRST_COLD)
 FIRST_WARM = tl.constexpr(reference.FIRST_WARM)
@@ -61,17 +62,19 @@ def share_of_a_run(
     for start in range(0, sequences, SEQUENCES):
         each = start + tl.arange(0, SEQUENCES)
         whole += costs_of(bounds_ptr, each, each < sequences, KEY_BITS, VALUE_BITS)
-    per_run = tl.maximum(tl.cdiv(tl.sum(whole), runs), 1)
-    enough = per_run + tl.arange(0, SWITCH_COST)
-    pieces = tl.zeros((SEQUENCES, SWITCH_COST), tl.int32)
+    least = tl.maximum(tl.cdiv(tl.sum(whole), runs), 1)
+    most = tl.maximum(tl.cdiv(tl.sum(whole), runs - runs // SPARED), 1)
+    step = tl.maximum(tl.cdiv(most - least, CANDIDATES), 1)
+    enough = least + step * tl.arange(0, CANDIDATES)
+    pieces = tl.zeros((SEQUENCES, CANDIDATES), tl.int32)
     for start in range(0, sequences, SEQUENCES):
         each = start + tl.arange(0, SEQUENCES)
         costs = costs_of(bounds_ptr, each, each < sequences, KEY_BITS, VALUE_BITS)
         pieces += tl.cdiv(costs[:, None], enough[None, :])
     is_enough = tl.sum(pieces, 0) <= runs
-    least = tl.min(tl.where(is_enough, enough, per_run + SWITCH_COST), 0)
-    fits = least < per_run + SWITCH_COST
-    return tl.where(fits, least, per_run), tl.where(fits, least, 1)
+    found = tl.min(tl.where(is_enough, enough, most + 1), 0)
+    fits = found <= most
+    return tl.where(fits, found, most), tl.where(fits, found, 1)
 
 
 @triton.jit

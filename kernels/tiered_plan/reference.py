@@ -1,8 +1,9 @@
 """The specification: all sequences' slabs, of keys and of values, in equal numbers to all runs.
 
 Slabs have the same bytes in every format, and reading them is what a step costs. A run that goes on
-in a second sequence has to start anew there: where little more a run is enough that none does, a
-run takes that.
+in a second sequence needs a second program for that, and no more programs run at once than there
+are runs. So runs take a little more than their share, as much as it takes that none goes on; where
+it takes too much, some places are left to the second programs.
 """
 
 from collections.abc import Iterator
@@ -16,7 +17,8 @@ from kernels.launch import cdiv
 
 TOKEN_BITS, WARM_BITS = 16, 8
 NO_RUN = -1
-SWITCH_COST = 4  # slabs that could be read in the time in which a run starts in another sequence
+SPARED = 8  # of so many runs one leaves its place: best of what was measured on an H200
+CANDIDATES = 16  # for what a run takes
 RECORD_SIZE = 16
 # Of a record: a sequence, a run, what that takes of each format, where the formats lie in the
 # tables; of a sequence's own record, which runs take parts of it; last, which record it is whose
@@ -78,8 +80,10 @@ def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.
     takes less of its first one, and the longest is served first. Their turns are told by TURN.
     """
     costs = [sum(cost for _, cost in _tiers(each, formats)) for each in bounds.tolist()]
-    per_run = max(1, cdiv(sum(costs), num_runs))
-    for enough in range(per_run, per_run + SWITCH_COST):
+    num_spared = num_runs // SPARED
+    least, per_run = (max(1, cdiv(sum(costs), num_runs - spared)) for spared in (0, num_spared))
+    step = max(1, cdiv(per_run - least, CANDIDATES))
+    for enough in range(least, min(per_run, least + (CANDIDATES - 1) * step) + 1, step):
         if sum(cdiv(cost, enough) for cost in costs) <= num_runs:
             per_run = enough
             costs = [cdiv(cost, enough) * enough for cost in costs]

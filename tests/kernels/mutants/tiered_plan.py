@@ -19,6 +19,7 @@ OP = Op(
             FORMATS[0],
         ),
         "more runs than work": lambda: (bounds_of([900, 0]), 40, FORMATS[1]),
+        "runs that are nearly enough": lambda: (bounds_of([65] * 5), 9, FORMATS[0]),
         "runs that are just enough": lambda: (bounds_of([80, 48]), 3, FORMATS[0]),
         "nothing": lambda: (torch.zeros(2, 4, dtype=torch.int32), 3, FORMATS[1]),
         "two tiers of 8 bits": lambda: (bounds_of(LENGTHS), 5, FORMATS[2]),
@@ -28,8 +29,8 @@ MUTANTS = {
     OP: [
         Mutant(
             "a run of nothing",
-            "return tl.where(fits, least, per_run), tl.where(fits, least, 1)",
-            "return tl.where(fits, least, per_run), tl.where(fits, least, 0)",
+            "return tl.where(fits, found, most), tl.where(fits, found, 1)",
+            "return tl.where(fits, found, most), tl.where(fits, found, 0)",
             DIFFERS,
         ),
         Mutant(
@@ -38,6 +39,8 @@ MUTANTS = {
             "is_enough = tl.sum(pieces, 0) < runs",
             DIFFERS,
         ),
+        Mutant("more than a run may take", "fits = found <= most", "fits = found > 0", DIFFERS),
+        Mutant("no place spared", "runs - runs // SPARED)", "runs)", DIFFERS),
         Mutant(
             "a sequence not rounded up",
             "last_run = tl.cdiv(base + cost, per_run)",
@@ -58,7 +61,10 @@ MUTANTS = {
             DIFFERS,
         ),
         Mutant(
-            "a run rounded down", "tl.cdiv(tl.sum(whole), runs)", "tl.sum(whole) // runs", DIFFERS
+            "a run rounded down",
+            "tl.cdiv(tl.sum(whole), runs - runs // SPARED)",
+            "tl.sum(whole) // (runs - runs // SPARED)",
+            DIFFERS,
         ),
         Mutant(
             "a sequence that ends where a run begins",
