@@ -18,7 +18,9 @@ from engine.execution.kv_tensors import KVTensors
 from engine.execution.layer_graphs import LayerGraphs
 from engine.execution.sampler import Sampler
 from engine.execution.sequence_slots import Slots
+from engine.execution.stored_keys import stored_keys
 from engine.execution.tiered_kv import TieredKV
+from engine.execution.tracing_attention import TracingAttention
 from engine.execution.uploads import upload
 from engine.models.decoder import Decoder
 from engine.models.model_config import ModelConfig
@@ -94,6 +96,17 @@ class ModelRunner:
     @property
     def kv_bytes(self) -> int:
         return self._kv.num_bytes
+
+    def traced(self) -> tuple["ModelRunner", TracingAttention]:
+        """The same weights and the same cache, without graphs, and a record of what the attention
+        of each step looks at. Only one of both runners may be used."""
+        windows, scale = self.model_config.sliding_windows, self.model_config.head_dim**-0.5
+        stored = stored_keys(self._kv, windows)
+        tracing = TracingAttention(self._backend, stored, windows, scale)
+        runner = ModelRunner(
+            self._decoder, self._kv, tracing, self._sampler, self.cold_tier, self._slots
+        )
+        return runner, tracing
 
     def execute(self, batch: ScheduledBatch) -> SampledTokens:
         """Move blocks, then store the KV of every scheduled token; one token for each of
