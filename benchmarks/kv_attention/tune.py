@@ -16,10 +16,7 @@ from kernels.tiered_decode import reference
 
 STAGES = (3, 4, 5)
 PROGRAMS_PER_SM = (7, 8)
-MERGES = {
-    "MERGE_META_OF_MANY": grid(COLUMNS=(32, 64, 128), SPLITS=(32, 128), num_warps=(2, 4)),
-    "MERGE_META_OF_FEW": grid(COLUMNS=(64, 128), SPLITS=(4, 8), num_warps=(1, 2)),
-}
+MERGES = grid(COLUMNS=(32, 64, 128), SPLITS=(4, 8, 16, 32), num_warps=(1, 2))
 MERGED = ("attn_int4_b1_128k", "attn_int4_b8_32k", "attn_int4_b32_8k")
 
 
@@ -41,9 +38,8 @@ def _forms(speed: Speed) -> Iterator[tuple[str, float]]:
     for stages in STAGES if speed.formats.value_bits == 4 else STAGES[:2]:
         with _turned("STAGES", declared | {speed.formats: stages}):
             yield f"stages={stages}", decode_us(sets)
-    name = "MERGE_META_OF_FEW" if speed.batch == 32 else "MERGE_META_OF_MANY"
-    for merge in MERGES[name] if speed.name in MERGED else ():
-        with _turned(name, merge):
+    for merge in MERGES if speed.name in MERGED else ():
+        with _turned("MERGE_META", merge):
             yield f"merge {merge}", decode_us(sets)
     del sets
     for programs in PROGRAMS_PER_SM:

@@ -136,7 +136,7 @@ def attention_calls(head_dim: int, device: str) -> dict[str, Callable[[], object
 
 
 def tiered_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
-    """Of few runs, and of so many that the merge has its other form; of one query, and of four."""
+    """Of few runs, and of more than are merged at once; of one query, and of four."""
     queries = torch.randn(3, 4, 6, head_dim, dtype=torch.bfloat16, device=device)
     calls: dict[str, Callable[[], object]] = {}
     for formats in FORMATS:
