@@ -3,6 +3,7 @@
 import ast
 import hashlib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -53,9 +54,14 @@ def _file_of(module: str, root: Path) -> Path | None:
     return next((file for file in candidates if file.exists()), None)
 
 
-def _imports(content: bytes, module: str, is_package: bool) -> Iterator[str]:
+@cache
+def _imports(content: bytes, module: str, is_package: bool) -> tuple[str, ...]:
     """Modules, and names in modules: those that are no file are dropped later."""
-    for node in ast.walk(ast.parse(content)):
+    return tuple(_imported(ast.parse(content), module, is_package))
+
+
+def _imported(tree: ast.Module, module: str, is_package: bool) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
