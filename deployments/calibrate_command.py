@@ -3,13 +3,13 @@
 import hashlib
 import math
 import sys
-import time
 from pathlib import Path
-from typing import TextIO
 
 from deployments.calibration_plot import plot
 from deployments.errors import ConfigError, DeploymentError
 from deployments.model_files import ModelFiles, prepare_model
+from deployments.progress_bar import ProgressBar, say
+from deployments.text_file import begin_of_prompts, read_text
 from engine.build import weights_sha256
 from engine.cache.calibration import BY_BITS, Calibration, choose_formats
 from engine.cache.tier_config import TierConfig
@@ -21,7 +21,6 @@ from engine.models.weights import load_weights, resolve_dtype
 from router.errors import RouterError
 from router.text.tokenizer import Tokenizer
 
-BAR_WIDTH = 40
 COLUMNS = "{:<8}{:>12}{:>14}{:>10}{:>16}"
 
 
@@ -38,14 +37,16 @@ def calibrate(
     window at most. Raises DeploymentError."""
     tiers = TierConfig(cold_format=cold_format)
     _refuse_options(plot_file, num_tokens, max_error, min_tokens(tiers))
-    content = _read_text(text)
-    files = prepare_model(model, progress=_say)
+    content = read_text(text)
+    files = prepare_model(model, progress=say)
     out = out or Path(f"{files.manifest.name}.calibration.json")
     _refuse_folders(out, plot_file)
     try:
         windows = windows_of(files, text, content, num_tokens, min_tokens(tiers))
         decoder = _decoder(files)
-        progress = ProgressBar(len(windows) * decoder.config.num_layers, sys.stderr)
+        progress = ProgressBar(
+            "measuring", "layers", len(windows) * decoder.config.num_layers, sys.stderr
+        )
         errors = measure_errors(decoder, windows, tiers, progress.advance)
         calibration = Calibration(
             model=files.manifest.name,
@@ -90,17 +91,6 @@ def _refuse_folders(*paths: Path | None) -> None:
             raise ConfigError(f"{path} is a folder; name a file")
 
 
-def _read_text(text: Path) -> str:
-    try:
-        return text.read_bytes().decode("utf-8")
-    except OSError as exc:
-        raise ConfigError(f"{text}: expected a text file, {exc.strerror}") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(
-            f"{text}: expected UTF-8 text, at byte {exc.start}: {exc.reason}; convert it first"
-        ) from exc
-
-
 def windows_of(
     files: ModelFiles, text: Path, content: str, num_tokens: int, least_tokens: int
 ) -> list[list[int]]:
@@ -114,8 +104,7 @@ def windows_of(
         )
     tokenizer = Tokenizer.from_folder(files.path)
     token_ids = tokenizer.encode(content)
-    begin = tokenizer.token_id(tokenizer.special_tokens.get("bos_token", ""))
-    begins = [] if begin is None else [begin]
+    begins = begin_of_prompts(tokenizer)
     size = min(num_tokens, manifest.max_model_len) - len(begins)
     parts = (token_ids[:size], token_ids[size:][-size:])
     windows = [begins + part for part in parts if len(begins) + len(part) >= least_tokens]
@@ -162,31 +151,3 @@ def _write(calibration: Calibration, out: Path, plot_file: Path | None) -> None:
             plot_file.write_text(plot(calibration), encoding="utf-8")
     except OSError as exc:
         raise DeploymentError(f"{exc.filename}: cannot be written: {exc.strerror}") from exc
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
-
-
-class ProgressBar:
-    """Redrawn in place on a terminal; elsewhere a line each tenth of the way."""
-
-    def __init__(self, total: int, stream: TextIO) -> None:
-        self._total = total
-        self._stream = stream
-        self._done = 0
-        self._started_s = time.monotonic()
-
-    def advance(self) -> None:
-        self._done += 1
-        elapsed_s = time.monotonic() - self._started_s
-        left_s = elapsed_s * (self._total - self._done) / self._done
-        counts = f"{self._done}/{self._total} layers, {elapsed_s:.0f} s, {left_s:.0f} s left"
-        if self._stream.isatty():
-            filled = BAR_WIDTH * self._done // self._total
-            bar = "#" * filled + "." * (BAR_WIDTH - filled)
-            end = "\n" if self._done == self._total else ""
-            self._stream.write(f"\rmeasuring [{bar}] {counts} {end}")
-        elif 10 * self._done // self._total > 10 * (self._done - 1) // self._total:
-            self._stream.write(f"measuring {counts}\n")
-        self._stream.flush()
