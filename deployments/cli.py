@@ -1,4 +1,4 @@
-"""The command line: serve, chat, doctor, audit, calibrate, hash-key."""
+"""The command line: serve, chat, doctor, audit, calibrate, trace, hash-key."""
 
 import argparse
 import getpass
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.set_defaults(run=_audit)
 
     _add_calibrate(commands)
+    _add_trace(commands)
 
     hash_key = commands.add_parser("hash-key", help="the SHA-256 of an API key, for a config file")
     hash_key.add_argument("--new", action="store_true", help="make a new key up and print it too")
@@ -99,6 +100,33 @@ def _add_calibrate(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     calibrate.set_defaults(run=_calibrate)
 
 
+def _add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    trace = commands.add_parser(
+        "trace", help="answer one prompt and record what each layer looks at: table, data, pictures"
+    )
+    trace.add_argument("model", help="a .gguf file, a Hugging Face folder or the built-in name")
+    trace.add_argument("text", type=Path, help="the prompt: UTF-8, a file or -, standard input")
+    trace.add_argument(
+        "--attention",
+        action="store_true",
+        required=True,
+        help="what is traced: nothing else is yet",
+    )
+    trace.add_argument(
+        "--tiers",
+        choices=(*COLD_FORMATS, "none"),
+        default=DEFAULT_COLD_FORMAT,
+        help=f"cold format, or none: an exact cache; default {DEFAULT_COLD_FORMAT}",
+    )
+    trace.add_argument("--max-tokens", type=int, default=16, help="to answer, greedily: default 16")
+    trace.add_argument("--layer", type=int, help="drawn by step; default: the farthest-looking one")
+    trace.add_argument("--out", type=Path, help="folder, default MODEL.trace, in this folder")
+    trace.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda computes in bfloat16"
+    )
+    trace.set_defaults(run=_trace)
+
+
 def _serve(options: argparse.Namespace) -> int:
     from deployments.serve_command import serve
 
@@ -135,6 +163,20 @@ def _calibrate(options: argparse.Namespace) -> int:
         options.cold_format,
         options.tokens,
         options.max_error,
+    )
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from deployments.trace_command import trace
+
+    return trace(
+        options.model,
+        options.text,
+        options.tiers,
+        options.max_tokens,
+        options.layer,
+        options.out,
+        options.device,
     )
 
 
