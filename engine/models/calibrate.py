@@ -56,13 +56,7 @@ def measure_errors(
     is called after each layer of each window. Raises UnsupportedModel, and EngineError for numbers
     that are not finite.
     """
-    head_dim = decoder.config.head_dim
-    refuse_unrotatable(head_dim)
-    if head_dim < LEAST_HEAD_DIM:
-        raise UnsupportedModel(
-            f"a tiered cache needs a head_dim of at least {LEAST_HEAD_DIM}, this model's is "
-            f"{head_dim}; choose exact"
-        )
+    refuse_head_dim(decoder.config.head_dim)
     meter = _ErrorMeter(decoder, tiers, progress)
     for window in windows:
         assert len(window) >= min_tokens(tiers), len(window)
@@ -70,6 +64,16 @@ def measure_errors(
         positions = torch.arange(len(window), device=token_ids.device)
         decoder.forward(token_ids, positions, meter.attend, rows=positions[-1:])
     return meter.errors()
+
+
+def refuse_head_dim(head_dim: int) -> None:
+    """Raises UnsupportedModel for heads that a tiered cache cannot hold."""
+    refuse_unrotatable(head_dim)
+    if head_dim < LEAST_HEAD_DIM:
+        raise UnsupportedModel(
+            f"a tiered cache needs a head_dim of at least {LEAST_HEAD_DIM}, this model's is "
+            f"{head_dim}; choose exact"
+        )
 
 
 class _ErrorMeter:
