@@ -12,9 +12,13 @@ BUNDLED_IN_PART = {
     "kv_restore_keys",
     "kv_restore_values",
     "paged_prefill_split",
+    "skip_list",
     "tiered_decode",
     "tiered_decode_merge",
     "tiered_plan",
+    "tiered_skip",
+    "tiered_skip_again",
+    "tiered_skip_merge",
 }
 
 

@@ -23,18 +23,21 @@ from kernels.rope_append.api import rope_append
 from kernels.rotary.api import rotary
 from kernels.sampling.api import sample
 from kernels.silu_mul.api import silu_mul
+from kernels.skip_list.api import skip_list
 from kernels.tiered_append.api import tiered_append
 from kernels.tiered_decode.api import tiered_decode
 from kernels.tiered_decode.reference import Slabs
 from kernels.tiered_plan.api import tiered_plan
 from kernels.tiered_plan.reference import FORMATS
 from kernels.tiered_plan.reference import tiered_plan as reference_plan
+from kernels.tiered_skip.api import tiered_skip
 from tests.kernels.appended_tokens import appended
 from tests.kernels.contexts import paged
 from tests.kernels.quantised_blocks import FORMS, KINDS, arena
 from tests.kernels.restored_blocks import FORMS as RESTORED_FORMS
 from tests.kernels.restored_blocks import RESTORES, stored
 from tests.kernels.sampling_rows import ROWS, parameters_of
+from tests.kernels.skipped_caches import skipping
 from tests.kernels.slab_caches import bounds_of, slab_cache
 
 Calls = Mapping[str, Callable[[], object]]
@@ -57,6 +60,8 @@ def small_calls(device: str = "cuda") -> Calls:
             f"{name} {head_dim}": call for name, call in attention_calls(head_dim, device).items()
         }
     calls |= {f"{name} 128": call for name, call in append_calls(128, device).items()}
+    for head_dim in (64, 128):
+        calls |= {f"{name} {head_dim}": call for name, call in skip_calls(head_dim, device).items()}
     for head_dim in (256, 128):
         for made in (tiered_calls, quantise_calls, restore_calls):
             calls |= {f"{name} {head_dim}": call for name, call in made(head_dim, device).items()}
@@ -150,6 +155,27 @@ def tiered_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
             calls[f"tiered_plan {name}"] = partial(tiered_plan, bounds, num_runs, formats)
             calls[f"tiered_decode {name}"] = partial(tiered_decode, queries[:, 0], *arguments)
             calls[f"tiered_decode {name}, 4 queries"] = partial(tiered_decode, queries, *arguments)
+    return calls
+
+
+def skip_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
+    """What is skipped is read again of all heads, of none."""
+    calls: dict[str, Callable[[], object]] = {}
+    for formats in FORMATS:
+        case = skipping(bounds_of([0, 70, 460], warm=64), 2, 6, head_dim, formats)
+        plan = reference_plan(case.bounds, 5, formats)
+        query, plan, *rest = (
+            each.to(device) for each in (case.query, plan, *case.cache[1:3], *case[4:])
+        )
+        slabs = Slabs(*(each.to(device) for each in case.cache.slabs))
+        tables, (skips, masses, reach) = rest[:2], rest[2:]
+        for epsilon in (0.0, 0.99):
+            arguments = (slabs, *tables, plan, formats, 0.1, skips, masses, reach, epsilon)
+            name = f"tiered_skip {formats.key_bits}, {formats.value_bits}, {epsilon}"
+            calls[name] = partial(tiered_skip, query, *arguments)
+        lse, bounds = torch.ones(3, 6, device=device), case.bounds.to(device)
+        name = f"skip_list {formats.value_bits}"
+        calls[name] = partial(skip_list, masses.fill_(-3.0), lse, bounds, formats, 0.03)
     return calls
 
 

@@ -1,0 +1,69 @@
+"""The specification: the lightest blocks, as many as weigh no more than a budget together.
+
+A block's share is what it weighs over what a head attended to; of a KV head the greatest of its
+queries'. Skipped are all blocks of a share of at most 2^t, for the greatest t at which the skipped
+shares of no query add up to more than the budget; t is found by halving, to 2^-8. Nothing depends
+on that choice but how much is read: `tiered_skip` certifies what it then skips, whatever it is.
+"""
+
+import math
+
+import torch
+
+from kernels.contract import Contract, Count, Output, Scalar, Tensor
+from kernels.tiered_decode.reference import rows_of
+from kernels.tiered_plan.reference import SERVED_FORMATS, Formats
+from kernels.tiered_skip.reference import num_cold_of
+
+CONTRACT = Contract(
+    "skip_list",
+    masses=Tensor("rows kv_heads blocks group", torch.float32, wide_index=True),
+    lse=Tensor("rows heads", torch.float32),
+    bounds=Tensor("sequences 4", torch.int32),
+    skips=Output("rows kv_heads blocks", torch.int32, wide_index=True),
+    sequences=Count("sequences"),
+    kv_heads=Count("kv_heads"),
+    blocks=Count("blocks"),
+    group=Count("group"),
+    budget=Scalar(float, 0.0),
+)
+LEAST, GREATEST = -48.0, 0.0  # logarithms to base 2 of shares
+NUM_HALVINGS = 14
+
+
+def meta_of(formats: Formats, group: int) -> dict[str, int]:
+    """What the kernel is launched with. Raises ContractError."""
+    form = {"VALUE_BITS": formats.value_bits, "ROWS": rows_of(group)}
+    return form | {"BLOCKS": 256, "num_warps": 4}
+
+
+SERVED_META = meta_of(SERVED_FORMATS, 8)
+
+
+def skip_list(
+    masses: torch.Tensor,
+    lse: torch.Tensor,
+    bounds: torch.Tensor,
+    formats: Formats,
+    budget: float,
+) -> torch.Tensor:
+    """masses [num_rows, num_kv_heads, blocks, group], logarithms to base 2, and lse [num_rows,
+    num_kv_heads * group], natural ones, of `tiered_skip`; bounds [num_sequences, 4] of that step:
+    rows are those of its sequences, for one layer after another -> skips [num_rows, num_kv_heads,
+    blocks] int32."""
+    num_rows, num_kv_heads, blocks, group = masses.shape
+    num_cold = torch.tensor([num_cold_of(each, formats) for each in bounds.tolist()])
+    num_cold = num_cold.repeat(num_rows // max(1, len(bounds))).to(masses.device)
+    is_block = torch.arange(blocks, device=masses.device) < num_cold[:, None, None]
+    is_block = is_block.expand(num_rows, num_kv_heads, blocks)
+    sums = lse.double().view(num_rows, num_kv_heads, 1, group) / math.log(2)
+    shares = (masses.double() - sums).masked_fill(~is_block[..., None], float("-inf"))
+    greatest = shares.amax(-1)
+    low = torch.full((num_rows, num_kv_heads, 1), LEAST, dtype=torch.float64, device=lse.device)
+    high = torch.full_like(low, GREATEST)
+    for _ in range(NUM_HALVINGS):
+        middle = (low + high) / 2
+        chosen = shares.exp2().masked_fill((greatest > middle)[..., None], 0.0)
+        fits = (chosen.sum(2) <= budget).all(-1, keepdim=True)
+        low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+    return ((greatest <= low) & is_block).int()

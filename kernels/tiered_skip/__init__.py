@@ -1,0 +1,1 @@
+"""Decode attention that leaves out the values of cold blocks, and certifies how much that was."""

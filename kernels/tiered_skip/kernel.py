@@ -1,0 +1,341 @@
+"""As kernels/tiered_decode: one warp a program, what one record of the plan says. A second kernel
+has its programs look, each for itself, whether a head skipped too much, and attend to that; a third
+merges both.
+
+Scores are kept times log2(e), for exp2.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels.kernel import kernel, variants
+from kernels.tiered_decode import reference as decode
+from kernels.tiered_decode.kernel import store_attended
+from kernels.tiered_decode.tiers import attend_quantised, attend_tokens
+from kernels.tiered_decode.tiles import (
+    LEAST,
+    WEIGHT,
+    load_query,
+    nothing_attended,
+    prefetch_slabs,
+    unit_query,
+)
+from kernels.tiered_plan import kernel as fields
+from kernels.tiered_skip import reference, rounding
+from kernels.tiered_skip.reference import AGAIN_CONTRACT, CONTRACT, MERGE_CONTRACT
+from kernels.tiered_skip.tiers import LOG2_E, attend_unskipped, raised_by
+
+LN_2 = tl.constexpr(0.6931471805599453)
+LOST = tl.constexpr(rounding.LOST)
+WARM_STAGES = tl.constexpr(decode.STAGES[8, 8])
+
+
+@kernel(contract=CONTRACT, variants=variants({}, [reference.SERVED_META], aligned=[True]))
+def tiered_skip_kernel(
+    query_ptr,
+    key_slabs_ptr,
+    value_slabs_ptr,
+    key_meta_ptr,
+    value_meta_ptr,
+    key_tables_ptr,
+    value_tables_ptr,
+    plan_ptr,
+    reach_ptr,
+    skips_ptr,
+    masses_ptr,
+    partial_ptr,
+    partial_lse_ptr,
+    partial_skipped_ptr,
+    query_sequence_stride,
+    query_head_stride,
+    sequences,
+    heads,
+    key_slots,
+    value_slots,
+    kv_heads,
+    max_key_slabs,
+    max_value_slabs,
+    records,
+    blocks,
+    scale,
+    KEY_BITS: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    KEY_GRAIN: tl.constexpr,
+    VALUE_GRAIN: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    head = tl.program_id(0)
+    turn = tl.program_id(1)
+    if turn >= records - sequences:  # those of runs come in order
+        turn = tl.load(plan_ptr + turn * fields.RECORD_SIZE + fields.TURN)
+    record_ptr = plan_ptr + turn * fields.RECORD_SIZE
+    run = tl.load(record_ptr + fields.RUN)
+    if run == fields.NO_RUN:
+        return
+    num_keys, num_values = key_slots * KEY_GRAIN, value_slots * VALUE_GRAIN
+    arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
+    group = heads // kv_heads
+    row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
+    query_ptr += row * query_sequence_stride + head * group * query_head_stride
+    queries = (query_ptr, query_head_stride, 0)
+    key_table = key_tables_ptr + row * max_key_slabs
+    value_table = value_tables_ptr + row * max_value_slabs
+
+    FORM: tl.constexpr = (SIZE, ROWS, 1)
+    state = nothing_attended(SIZE, ROWS, 1)
+    if tl.load(record_ptr + fields.FIRST_TOKEN_SLAB) < tl.load(record_ptr + fields.LAST_TOKEN_SLAB):
+        query = load_query(queries, group, 0, SIZE, 1, ROWS, 1)
+        factor = tl.full((ROWS,), 1.0, tl.float32) * (scale * LOG2_E)
+        tables = (key_table, value_table)
+        state = attend_tokens(
+            query,
+            factor,
+            state,
+            arenas,
+            tables,
+            record_ptr,
+            0,
+            head,
+            kv_heads,
+            FORM,
+            1,
+            STAGES,
+        )
+    cold_start = tl.load(record_ptr + fields.SINK_SLABS)
+    first_cold = tl.load(record_ptr + fields.FIRST_COLD)
+    last_cold = tl.load(record_ptr + fields.LAST_COLD)
+    # What the first block waits for is under way while the query is prepared.
+    has_cold = first_cold < last_cold
+    at_key = key_table + cold_start + first_cold * (KEY_BITS // 4)
+    at_value = value_table + cold_start + first_cold * (VALUE_BITS // 4)
+    first_keys = tl.load(at_key, mask=has_cold, other=0)
+    first_values = tl.load(at_value, mask=has_cold, other=0)
+    reach = tl.load(reach_ptr + row * kv_heads + head)
+    query = load_query(queries, group, 0, SIZE // 2, 2, ROWS, 1)
+    prefetch_slabs(arenas, first_keys, first_values, head, kv_heads, KEY_GRAIN, VALUE_GRAIN, SIZE)
+    raised = raised_by(query, scale * LOG2_E, reach, ROWS)
+    query, unit = unit_query(query, SIZE // 2, ROWS, 1)
+    factor = unit * (scale * LOG2_E)
+    COLD: tl.constexpr = (KEY_BITS, VALUE_BITS, KEY_GRAIN, VALUE_GRAIN)
+    WARM: tl.constexpr = (8, 8, KEY_GRAIN, VALUE_GRAIN)
+    tables = (key_table + cold_start, value_table + cold_start)
+    cold = (first_cold, last_cold)
+    own = (row * kv_heads + head) * blocks
+    tl.device_assert(last_cold <= blocks, "blocks that skips have no place for")
+    state, skipped, any_skipped = attend_unskipped(
+        query,
+        factor,
+        raised,
+        state,
+        arenas,
+        tables,
+        cold,
+        skips_ptr + own,
+        masses_ptr + own * group,
+        group,
+        head,
+        kv_heads,
+        COLD,
+        FORM,
+        STAGES,
+    )
+    # Over the greatest weight of the cold tier and of the tokens: a warm one's may be greater.
+    skipped = state[0] + tl.log2(tl.sum(skipped, 1) + LOST) - WEIGHT + raised
+    skipped = tl.where(any_skipped > 0, skipped, float("-inf"))
+    if VALUE_BITS == 4:  # else the warm tier is of the cold one
+        warm = (tl.load(record_ptr + fields.FIRST_WARM), tl.load(record_ptr + fields.LAST_WARM))
+        if warm[0] < warm[1]:
+            warm_start = cold_start - 2 * tl.load(record_ptr + fields.WARM_BLOCKS)
+            warm_keys = key_table + warm_start + tl.load(record_ptr + fields.KEY_SKIP)
+            warm_values = value_table + warm_start + tl.load(record_ptr + fields.VALUE_SKIP)
+            tables = (warm_keys, warm_values)
+            state = attend_quantised(
+                query, factor, state, arenas, tables, warm, head, kv_heads, WARM, FORM, WARM_STAGES
+            )
+    at = (run + row) * heads + head * group
+    partial_ptr += at * SIZE
+    partial_lse_ptr += at
+    store_attended(partial_ptr, partial_lse_ptr, state, group, 0, heads, FORM, 1)
+    rows = tl.arange(0, ROWS)
+    tl.store(partial_skipped_ptr + at + rows, skipped, mask=rows < group)
+
+
+@triton.jit
+def merged_sum(lse_ptr, num_runs, heads, group, ROWS: tl.constexpr, SPLITS: tl.constexpr):
+    """Of all runs of a sequence, for the heads of a group, [ROWS], as a logarithm to base 2."""
+    row = tl.arange(0, ROWS)
+    greatest = tl.full((ROWS,), LEAST, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    for start in range(0, num_runs, SPLITS):
+        split = start + tl.arange(0, SPLITS)
+        mask = (split < num_runs)[:, None] & (row < group)[None, :]
+        places = split[:, None] * heads + row[None, :]
+        lse = tl.load(lse_ptr + places, mask=mask, other=float("-inf"))
+        new_greatest = tl.maximum(greatest, tl.max(lse, 0))
+        total = total * tl.exp2(greatest - new_greatest)
+        total += tl.sum(tl.exp2(lse - new_greatest[None, :]), 0)
+        greatest = new_greatest
+    return greatest + tl.log2(total)
+
+
+@kernel(
+    contract=AGAIN_CONTRACT,
+    variants=variants({}, [reference.again_meta_of(reference.SERVED_META)], aligned=[True]),
+)
+def tiered_skip_again_kernel(
+    query_ptr,
+    key_slabs_ptr,
+    value_slabs_ptr,
+    key_meta_ptr,
+    value_meta_ptr,
+    key_tables_ptr,
+    value_tables_ptr,
+    plan_ptr,
+    reach_ptr,
+    skips_ptr,
+    partial_lse_ptr,
+    partial_skipped_ptr,
+    again_ptr,
+    again_lse_ptr,
+    query_sequence_stride,
+    query_head_stride,
+    sequences,
+    heads,
+    key_slots,
+    value_slots,
+    kv_heads,
+    max_key_slabs,
+    max_value_slabs,
+    records,
+    blocks,
+    scale,
+    most,
+    KEY_BITS: tl.constexpr,
+    VALUE_BITS: tl.constexpr,
+    KEY_GRAIN: tl.constexpr,
+    VALUE_GRAIN: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGES: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    head = tl.program_id(0)
+    record_ptr = plan_ptr + tl.program_id(1) * fields.RECORD_SIZE
+    run = tl.load(record_ptr + fields.RUN)
+    if run == fields.NO_RUN:
+        return
+    group = heads // kv_heads
+    row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
+    sequence_ptr = plan_ptr + (records - sequences + row) * fields.RECORD_SIZE
+    num_runs = tl.load(sequence_ptr + fields.NUM_RUNS)
+    first = (tl.load(sequence_ptr + fields.FIRST_RUN) + row) * heads + head * group
+    skipped = merged_sum(partial_skipped_ptr + first, num_runs, heads, group, ROWS, SPLITS)
+    lse = merged_sum(partial_lse_ptr + first, num_runs, heads, group, ROWS, SPLITS)
+    is_too_much = (skipped > float("-inf")) & ((skipped - lse <= most) == 0)
+    at = (run + row) * heads + head * group
+    again_lse_ptr += at
+    if tl.max(is_too_much.to(tl.int32), 0) == 0:
+        rows = tl.arange(0, ROWS)
+        nothing = tl.full((ROWS,), float("-inf"), tl.float32)
+        tl.store(again_lse_ptr + rows, nothing, mask=rows < group)
+        return
+    num_keys, num_values = key_slots * KEY_GRAIN, value_slots * VALUE_GRAIN
+    arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
+    query_ptr += row * query_sequence_stride + head * group * query_head_stride
+    query = load_query((query_ptr, query_head_stride, 0), group, 0, SIZE // 2, 2, ROWS, 1)
+    query, unit = unit_query(query, SIZE // 2, ROWS, 1)
+    factor = unit * (scale * LOG2_E)
+    cold_start = tl.load(record_ptr + fields.SINK_SLABS)
+    key_table = key_tables_ptr + row * max_key_slabs + cold_start
+    value_table = value_tables_ptr + row * max_value_slabs + cold_start
+    skips_ptr += (row * kv_heads + head) * blocks
+    COLD: tl.constexpr = (KEY_BITS, VALUE_BITS, KEY_GRAIN, VALUE_GRAIN)
+    FORM: tl.constexpr = (SIZE, ROWS, 1)
+    state = nothing_attended(SIZE, ROWS, 1)
+    last = tl.load(record_ptr + fields.LAST_COLD)
+    for block in range(tl.load(record_ptr + fields.FIRST_COLD), last):
+        is_skipped = tl.load(skips_ptr + block) != 0
+        one = (block, block + is_skipped.to(tl.int32))
+        tables = (key_table, value_table)
+        state = attend_quantised(
+            query, factor, state, arenas, tables, one, head, kv_heads, COLD, FORM, STAGES
+        )
+    store_attended(again_ptr + at * SIZE, again_lse_ptr, state, group, 0, heads, FORM, 1)
+
+
+@triton.jit
+def merge_splits(
+    state, partial_ptr, lse_ptr, num_runs, heads, columns, SIZE: tl.constexpr, SPLITS: tl.constexpr
+):
+    """A row of partial results after the others: (greatest, total, merged). What has found nothing
+    is not read."""
+    greatest, total, merged = state
+    for start in range(0, num_runs, SPLITS):
+        split = start + tl.arange(0, SPLITS)
+        place = split.to(tl.int64) * heads
+        lse = tl.load(lse_ptr + place, mask=split < num_runs, other=float("-inf"))
+        mask = tl.broadcast_to((lse > float("-inf"))[:, None], (SPLITS, columns.shape[0]))
+        partials = partial_ptr + place[:, None] * SIZE + columns[None, :]
+        partial = tl.load(partials, mask=mask, other=0.0)
+        new_greatest = tl.maximum(greatest, tl.max(lse, axis=0, keep_dims=True))
+        weights = tl.exp2(lse - new_greatest)
+        shrink = tl.exp2(greatest - new_greatest)
+        total = total * shrink + tl.sum(weights, axis=0, keep_dims=True)
+        merged = merged * shrink + tl.sum(weights[:, None] * partial, axis=0)
+        greatest = new_greatest
+    return greatest, total, merged
+
+
+@kernel(
+    contract=MERGE_CONTRACT,
+    variants=variants({"out": [torch.bfloat16]}, [reference.SERVED_MERGE_META], aligned=[True]),
+)
+def tiered_skip_merge_kernel(
+    partial_ptr,
+    partial_lse_ptr,
+    partial_skipped_ptr,
+    again_ptr,
+    again_lse_ptr,
+    plan_ptr,
+    out_ptr,
+    lse_ptr,
+    skipped_ptr,
+    records,
+    sequences,
+    heads,
+    SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    sequence, head = row // heads, row % heads
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    record = plan_ptr + (records - sequences + sequence) * fields.RECORD_SIZE
+    first = (tl.load(record + fields.FIRST_RUN) + sequence) * heads + head
+    num_runs = tl.load(record + fields.NUM_RUNS)
+
+    greatest = tl.full((1,), LEAST, tl.float32)
+    state = greatest, tl.zeros((1,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    partial_ptr += first * SIZE
+    partial_lse_ptr += first
+    state = merge_splits(
+        state, partial_ptr, partial_lse_ptr, num_runs, heads, columns, SIZE, SPLITS
+    )
+    skipped = merged_sum(partial_skipped_ptr + first, num_runs, heads, 1, 1, SPLITS)
+    again_lse_ptr += first
+    again = merged_sum(again_lse_ptr, num_runs, heads, 1, 1, SPLITS)
+    if tl.max(again, 0) > float("-inf"):
+        again_ptr += first * SIZE
+        state = merge_splits(
+            state, again_ptr, again_lse_ptr, num_runs, heads, columns, SIZE, SPLITS
+        )
+        skipped = tl.full((1,), float("-inf"), tl.float32)
+    greatest, total, merged = state
+    out = tl.where((columns >= 0) & (total != 0), merged / total, 0.0)
+    tl.store(out_ptr + row * SIZE + columns, out.to(out_ptr.dtype.element_ty))
+    is_first = (tl.program_id(1) + tl.arange(0, 1)) == 0
+    tl.store(lse_ptr + row + tl.arange(0, 1), (greatest + tl.log2(total)) * LN_2, mask=is_first)
+    tl.store(skipped_ptr + row + tl.arange(0, 1), skipped * LN_2, mask=is_first)

@@ -1,0 +1,184 @@
+"""The specification: attention to all blocks of a cache but some cold ones, whose values are not
+read and whose keys are; and a certificate of what that makes of the result.
+
+With L the logarithm of the sum of exponentials over what was attended to, and T that over the
+skipped blocks, the share of the softmax that was skipped is sigmoid(T - L), and the result is off
+by at most that times (V + |result|), V the length of the longest skipped value. Kernels know both
+sums within what `rounding` proves: their T is raised by twice that, and so are the blocks' masses,
+whose sums it is. Where the share may be more than epsilon for one query of a KV head, that head
+attends to its skipped blocks after all, and nothing of it was skipped.
+"""
+
+import math
+
+import torch
+
+from kernels.contract import (
+    FLOATS,
+    Argument,
+    Contract,
+    Count,
+    InOut,
+    Output,
+    Scalar,
+    Stride,
+    Tensor,
+)
+from kernels.errors import ContractError
+from kernels.tiered_decode.reference import (
+    SERVED_GRAINS,
+    SERVED_SIZE,
+    STAGES,
+    Slabs,
+    dequantised,
+    rows_of,
+)
+from kernels.tiered_plan.reference import SERVED_FORMATS, WARM_BITS, Formats
+from kernels.tiered_skip.rounding import SUM_ERROR
+
+TENSORS: dict[str, Argument] = {
+    "query": Tensor("sequences heads size", torch.bfloat16, layout="rows", wide_index=True),
+    "key_slabs": Tensor("key_slots key_grain kv_heads 32*size", torch.uint8, wide_index=True),
+    "value_slabs": Tensor("value_slots value_grain kv_heads 32*size", torch.uint8, wide_index=True),
+    "key_meta": Tensor("key_slots kv_heads 2 size", torch.float16, wide_index=True),
+    "value_meta": Tensor("value_slots kv_heads 2 64", torch.float16, wide_index=True),
+    "key_tables": Tensor("sequences max_key_slabs", torch.int32, wide_index=True),
+    "value_tables": Tensor("sequences max_value_slabs", torch.int32, wide_index=True),
+    "plan": Tensor("records 16", torch.int32),
+    "reach": Tensor("sequences kv_heads", torch.float32),
+    "skips": Tensor("sequences kv_heads blocks", torch.int32),
+}
+SCALARS: dict[str, Argument] = {
+    "query_sequence_stride": Stride("query", 0),
+    "query_head_stride": Stride("query", 1),
+    "sequences": Count("sequences"),
+    "heads": Count("heads"),
+    "key_slots": Count("key_slots"),
+    "value_slots": Count("value_slots"),
+    "kv_heads": Count("kv_heads"),
+    "max_key_slabs": Count("max_key_slabs"),
+    "max_value_slabs": Count("max_value_slabs"),
+    "records": Count("records"),
+    "blocks": Count("blocks"),
+    "scale": Scalar(float, 0.0),
+}
+CONTRACT = Contract(
+    "tiered_skip",
+    **TENSORS,
+    masses=InOut("sequences kv_heads blocks group", torch.float32),
+    partial=InOut("records heads size", torch.float32, wide_index=True),
+    partial_lse=InOut("records heads", torch.float32),
+    partial_skipped=InOut("records heads", torch.float32),
+    **SCALARS,
+)
+AGAIN_CONTRACT = Contract(
+    "tiered_skip_again",
+    **TENSORS,
+    partial_lse=Tensor("records heads", torch.float32),
+    partial_skipped=Tensor("records heads", torch.float32),
+    again=InOut("records heads size", torch.float32, wide_index=True),
+    again_lse=InOut("records heads", torch.float32),
+    **SCALARS,
+    most=Scalar(float),
+)
+MERGE_CONTRACT = Contract(
+    "tiered_skip_merge",
+    partial=Tensor("records heads size", torch.float32, wide_index=True),
+    partial_lse=Tensor("records heads", torch.float32),
+    partial_skipped=Tensor("records heads", torch.float32),
+    again=Tensor("records heads size", torch.float32, wide_index=True),
+    again_lse=Tensor("records heads", torch.float32),
+    plan=Tensor("records 16", torch.int32),
+    out=Output("sequences heads size", FLOATS, wide_index=True),
+    lse=Output("sequences heads", torch.float32),
+    skipped=Output("sequences heads", torch.float32),
+    records=Count("records"),
+    sequences=Count("sequences"),
+    heads=Count("heads"),
+)
+SIZES = (64, 128)
+SPLITS = 8  # partial results that a program merges at a time
+MERGE_META = {"COLUMNS": 64, "SPLITS": SPLITS, "num_warps": 1}
+SERVED_MERGE_META = MERGE_META | {"SIZE": SERVED_SIZE}
+
+
+def meta_of(formats: Formats, grains: tuple[int, int], size: int, group: int) -> dict[str, int]:
+    """What the kernel is launched with, and again. Raises ContractError."""
+    if size not in SIZES:
+        expected = f"of heads of {' or '.join(map(str, SIZES))}"
+        raise ContractError("tiered_skip", "query", expected, f"{size}")
+    bits = {"KEY_BITS": formats.key_bits, "VALUE_BITS": formats.value_bits}
+    slots = {"KEY_GRAIN": grains[0], "VALUE_GRAIN": grains[1]}
+    form = {"SIZE": size, "ROWS": rows_of(group, 1, size)}
+    return bits | slots | form | {"STAGES": STAGES[formats], "num_warps": 1}
+
+
+def again_meta_of(meta: dict[str, int]) -> dict[str, int]:
+    """Blocks come one by one there."""
+    return meta | {"STAGES": 1, "SPLITS": SPLITS}
+
+
+SERVED_META = meta_of(SERVED_FORMATS, SERVED_GRAINS, SERVED_SIZE, 8)
+
+
+def most_of(epsilon: float) -> float:
+    """What the logarithm to base 2 of skipped over attended to may be: sigmoid(that) is epsilon.
+    Raises ContractError."""
+    if not 0 <= epsilon < 1:
+        raise ContractError("tiered_skip", "epsilon", "from 0 on and below 1", f"{epsilon}")
+    return math.log2(epsilon / (1 - epsilon)) if epsilon else float("-inf")
+
+
+def num_cold_of(bounds: list[int], formats: Formats) -> int:
+    """Blocks of which values can be skipped: those of the cold format."""
+    sink, cold, warm, _ = bounds
+    return ((warm if formats.value_bits == WARM_BITS else cold) - sink) // 64
+
+
+def tiered_skip(
+    query: torch.Tensor,
+    slabs: Slabs,
+    key_tables: torch.Tensor,
+    value_tables: torch.Tensor,
+    bounds: torch.Tensor,
+    formats: Formats,
+    scale: float,
+    skips: torch.Tensor,
+    masses: torch.Tensor,
+    reach: torch.Tensor,
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """query [num_sequences, num_heads, size], skips [num_sequences, num_kv_heads, blocks], reach
+    [num_sequences, num_kv_heads] -> attended, float64 as the query, the logarithm of the sum of
+    exponentials over what was attended to, and that over what was skipped, raised, both float64
+    [num_sequences, num_heads]. masses [num_sequences, num_kv_heads, blocks, group] takes those of
+    cold blocks, logarithms to base 2, raised."""
+    num_kv_heads, size = slabs.key_meta.shape[1], slabs.key_meta.shape[3]
+    out = query.new_zeros(query.shape, dtype=torch.float64)
+    lse = query.new_full(query.shape[:-1], float("-inf"), dtype=torch.float64)
+    skipped = lse.clone()
+    for row, each in enumerate(bounds.tolist()):
+        num_cold = num_cold_of(each, formats)
+        if each[3] == 0:
+            continue
+        queries = query[row].double().view(num_kv_heads, -1, size)
+        keys = dequantised(slabs, key_tables[row], each, formats, is_keys=True)
+        values = dequantised(slabs, value_tables[row], each, formats, is_keys=False)
+        scores = torch.einsum("kgd,ktd->kgt", queries, keys) * scale
+        raised = 2 * (queries.norm(dim=-1) * scale * reach[row, :, None] + SUM_ERROR)
+        cold = scores[..., each[0] : each[0] + 64 * num_cold].unflatten(-1, (num_cold, 64))
+        found = cold.logsumexp(-1) + raised[..., None]
+        masses[row, :, :num_cold] = (found / math.log(2)).transpose(1, 2).float()
+        is_skipped = skips[row, :, :num_cold].bool()
+        left_out = found.masked_fill(~is_skipped[:, None], float("-inf")).logsumexp(-1)
+        is_seen = torch.ones(num_kv_heads, each[3], dtype=torch.bool, device=scores.device)
+        is_seen[:, each[0] : each[0] + 64 * num_cold] = ~is_skipped.repeat_interleave(64, 1)
+        seen = scores.masked_fill(~is_seen[:, None], float("-inf"))
+        is_too_much = left_out - seen.logsumexp(-1) > most_of(epsilon) * math.log(2)
+        is_again = is_too_much.any(1)[:, None]
+        seen = torch.where(is_again[..., None], scores, seen)
+        left_out = left_out.masked_fill(is_again, float("-inf"))
+        attended = torch.einsum("kgt,ktd->kgd", seen.softmax(-1).nan_to_num(), values)
+        out[row], lse[row] = attended.flatten(0, 1), seen.logsumexp(-1).flatten()
+        skipped[row] = left_out.flatten()
+    return out, lse, skipped

@@ -1,0 +1,89 @@
+"""Decode attention that skips: its reference's results, whatever is skipped, also in a graph whose
+skips change, and a choice of skips that is its reference's."""
+
+import pytest
+import torch
+
+from kernels.skip_list import reference as choice
+from kernels.skip_list.api import skip_list
+from kernels.tiered_decode.api import tiered_decode
+from kernels.tiered_decode.reference import Slabs
+from kernels.tiered_plan.api import tiered_plan
+from kernels.tiered_plan.reference import FORMATS, Formats
+from kernels.tiered_skip import reference
+from kernels.tiered_skip.api import tiered_skip
+from tests.kernels.gpu.compare import on_gpu
+from tests.kernels.skipped_caches import Skipping, skipping
+from tests.kernels.slab_caches import bounds_of
+
+pytestmark = pytest.mark.gpu
+LENGTHS = [1000, 0, 1, 64, 65, 130, 720, 1609]
+ATOL = 2e-3
+
+
+def arguments_of(case: Skipping, num_runs: int) -> tuple[object, ...]:
+    slabs = Slabs(*on_gpu(list(case.cache.slabs)))
+    key_tables, value_tables, bounds = on_gpu(list(case.cache[1:]))
+    plan = tiered_plan(bounds, num_runs, case.formats)
+    state = on_gpu([case.skips, torch.full_like(case.masses, float("nan")), case.reach])
+    return slabs, key_tables, value_tables, plan, case.formats, case.scale, *state
+
+
+def assert_right(case: Skipping, epsilon: float, num_runs: int) -> None:
+    arguments = arguments_of(case, num_runs)
+    results = tiered_skip(case.query.cuda(), *arguments, epsilon, torch.float32)
+    masses = torch.full_like(case.masses, float("nan"))
+    others = (case.formats, case.scale, case.skips, masses, case.reach, epsilon)
+    right = reference.tiered_skip(case.query, *case.cache, *others)
+    for one, other, atol in zip(results, right, (ATOL, ATOL, 4e-3), strict=True):
+        torch.testing.assert_close(one.cpu().double(), other, rtol=1e-4, atol=atol)
+    torch.testing.assert_close(arguments[7].cpu(), masses, rtol=1e-4, atol=4e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.999])
+@pytest.mark.parametrize("formats", FORMATS)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "size"),
+    [(32, 8, 128), (9, 3, 64), (7, 1, 128), (16, 1, 64), (20, 2, 128), (2, 2, 64)],
+)
+@pytest.mark.parametrize("num_runs", [1, 5, 132])
+def test_equals_its_reference(
+    num_runs: int, num_heads: int, num_kv_heads: int, size: int, formats: Formats, epsilon: float
+) -> None:
+    case = skipping(bounds_of(LENGTHS, warm=128), num_kv_heads, num_heads, size, formats)
+    assert_right(case, epsilon, num_runs)
+
+
+@pytest.mark.parametrize("formats", FORMATS)
+def test_in_a_graph_whose_skips_change(formats: Formats) -> None:
+    """As tiered_decode, where nothing is skipped; as that too where too much is."""
+    case = skipping(bounds_of([3000, 1500], warm=128), 2, 8, 128, formats, share=0.7)
+    arguments = arguments_of(case, 40)
+    query, skips = case.query.cuda(), arguments[6]
+    right, _ = tiered_decode(query, *arguments[:6], torch.float32)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        return tiered_skip(query, *arguments, 0.02, torch.float32)
+
+    step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _, skipped = step()
+    skips.zero_()
+    graph.replay()
+    torch.testing.assert_close(out, right, rtol=0, atol=1e-6)
+    skips.fill_(1)
+    graph.replay()
+    assert skipped.isneginf().all()
+    torch.testing.assert_close(out, right, rtol=0, atol=ATOL)
+
+
+def test_a_choice_is_its_references() -> None:
+    generator = torch.Generator().manual_seed(1)
+    masses = 4 * torch.randn(8, 4, 700, 5, generator=generator) - 3
+    lse = 8 + torch.randn(8, 20, generator=generator)
+    bounds = torch.tensor([[64, 64 * 690, 64 * 695, 64 * 698], [0, 64, 64, 90]]).int()
+    for formats in FORMATS:
+        came = skip_list(*on_gpu([masses, lse, bounds]), formats, 0.03).cpu()
+        right = choice.skip_list(masses, lse, bounds, formats, 0.03)
+        assert (came != right).sum() <= 2  # at the limit

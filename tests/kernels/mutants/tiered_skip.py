@@ -1,0 +1,284 @@
+"""Mutants of tiered_skip."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kernels.errors import ContractError, DoubleStore
+from kernels.tiered_decode.reference import Slabs
+from kernels.tiered_plan.reference import FORMATS, Formats, tiered_plan
+from kernels.tiered_skip import reference
+from tests.kernels.mutants.mutant import DIFFERS, Mutant, Op
+from tests.kernels.skipped_caches import skipping
+
+# Most of it cold, in sequences of several KV heads.
+TIERS = torch.tensor([[0, 256, 256, 270], [0, 0, 0, 0], [64, 256, 320, 325]]).int()
+
+
+def case(formats: Formats, num_runs: int, num_heads: int, num_kv_heads: int, epsilon: float) -> Any:
+    made = skipping(TIERS, num_kv_heads, num_heads, 64, formats)
+    made.query[:] *= 2
+    masses = torch.full_like(made.masses, -7.0)
+    made.reach[:] = torch.arange(made.reach.numel()).view(made.reach.shape) / 64
+    plan = tiered_plan(TIERS, num_runs, formats)
+    rest = (made.skips, masses, made.reach, epsilon, torch.float32)
+    return made.query, *made.cache[:3], plan, formats, made.scale, *rest
+
+
+def expected(
+    query: torch.Tensor,
+    slabs: Slabs,
+    key_tables: torch.Tensor,
+    value_tables: torch.Tensor,
+    plan: torch.Tensor,
+    *others: Any,
+) -> Sequence[torch.Tensor]:
+    """Of the bounds that were planned."""
+    *others, _ = others
+    tables = key_tables, value_tables, TIERS
+    found = reference.tiered_skip(query, slabs, *tables, *others)
+    return [each.float() for each in found]
+
+
+def case_of_some() -> Any:
+    """Of one query of a KV head too much is skipped, of the other KV head nothing is read again."""
+    query, *others = case(FORMATS[0], 5, 4, 2, 0.9)
+    query[0, 2] *= 4
+    return query, *others
+
+
+def case_of_all() -> Any:
+    """The last cold block is skipped, of the last run, and that is too much."""
+    arguments = case(FORMATS[2], 10, 2, 1, 0.0)
+    arguments[7][:] = 0
+    arguments[7][0, 0, 3] = arguments[7][2, 0, 3] = 1
+    return arguments
+
+
+OP = Op(
+    "tiered_skip",
+    "tiered_skip",
+    expected,
+    {
+        "no head skips too much": lambda: case(FORMATS[1], 3, 4, 2, 0.9999),
+        "some do": case_of_some,
+        "all do": case_of_all,
+    },
+    rtol=2**-8,
+    atol=6e-3,
+)
+FIRST, AGAIN, MERGE = (f"tiered_skip{each}_kernel" for each in ("", "_again", "_merge"))
+MUTANTS = {
+    OP: [
+        Mutant(
+            "skips that are turned round",
+            "is_read = tl.load(skips_ptr + block) == 0",
+            "is_read = tl.load(skips_ptr + block) != 0",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "skips of another block",
+            "tl.load(skips_ptr + block) == 0",
+            "tl.load(skips_ptr + block + 1) == 0",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "values that are weighed unread",
+            "        if is_read:\n",
+            "        if True:\n",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "codes that are not rescaled",
+            "(attended[0] * shrink[None, :], attended[1] * shrink[None, :])",
+            "(attended[0], attended[1] * shrink[None, :])",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "zeros that are not rescaled",
+            "attended_zeros *= shrink[None, :]",
+            "attended_zeros *= 1.0",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "what is skipped counts as attended to",
+            "tl.where(is_read, sums, 0.0)",
+            "sums",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "what is skipped is not rescaled",
+            "skipped = skipped * shrink[:, None]",
+            "skipped = skipped",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "a certificate of the last block alone",
+            "any_skipped |= tl.where(is_read, 0, 1)",
+            "any_skipped = tl.where(is_read, 0, 1)",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "masses that are not raised",
+            "log2_fast(tl.sum(sums, 1)) + raised",
+            "log2_fast(tl.sum(sums, 1)) - WEIGHT",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "masses of another block",
+            "masses_ptr + block * group,",
+            "masses_ptr + block,",
+            DoubleStore,
+            "store of masses",
+            file="tiers",
+        ),
+        Mutant(
+            "a mass too many",
+            "mass, mask=row < group",
+            "mass, mask=row <= group",
+            DoubleStore,
+            "store of masses",
+            file="tiers",
+        ),
+        Mutant(
+            "raised once where it is twice",
+            "return 2 * (length",
+            "return (length",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "half a query's length",
+            "tl.sum(low * low, 1) + tl.sum(high * high, 1)",
+            "tl.sum(low * low, 1)",
+            DIFFERS,
+            file="tiers",
+        ),
+        Mutant(
+            "the reach of another head",
+            "reach_ptr + row * kv_heads + head",
+            "reach_ptr + row * kv_heads",
+            DIFFERS,
+        ),
+        Mutant(
+            "places of another head",
+            "own = (row * kv_heads + head) * blocks",
+            "own = row * kv_heads * blocks",
+            DoubleStore,
+            "store of masses",
+        ),
+        Mutant(
+            "a certificate that is not raised",
+            "LOST) - WEIGHT + raised",
+            "LOST) - WEIGHT",
+            DIFFERS,
+        ),
+        Mutant(
+            "certificates of another record",
+            "partial_skipped_ptr + at + rows",
+            "partial_skipped_ptr + rows",
+            DoubleStore,
+            "store of partial_skipped",
+        ),
+        Mutant(
+            "a head that is never too much",
+            "(skipped - lse <= most) == 0",
+            "(skipped - lse <= most + 100) == 0",
+            DIFFERS,
+        ),
+        Mutant(
+            "a head that is too much alone",
+            "if tl.max(is_too_much.to(tl.int32), 0) == 0:",
+            "if tl.min(is_too_much.to(tl.int32), 0) == 0:",
+            DIFFERS,
+        ),
+        Mutant(
+            "a certificate of the first run",
+            "merged_sum(partial_skipped_ptr + first, num_runs, heads, group,",
+            "merged_sum(partial_skipped_ptr + first, 1, heads, group,",
+            DIFFERS,
+        ),
+        Mutant(
+            "sums of another sequence",
+            "FIRST_RUN) + row) * heads",
+            "FIRST_RUN)) * heads",
+            DIFFERS,
+        ),
+        Mutant(
+            "what was attended to, again",
+            "is_skipped = tl.load(skips_ptr + block) != 0",
+            "is_skipped = tl.load(skips_ptr + block) > -1",
+            DIFFERS,
+        ),
+        Mutant(
+            "skips of another head",
+            "skips_ptr += (row * kv_heads + head) * blocks",
+            "skips_ptr += row * kv_heads * blocks",
+            DIFFERS,
+        ),
+        Mutant(
+            "a place that is not stored",
+            "        tl.store(again_lse_ptr + rows, nothing, mask=rows < group)\n",
+            "",
+            DIFFERS,
+        ),
+        Mutant(
+            "a second merge that is left out",
+            'if tl.max(again, 0) > float("-inf"):',
+            'if tl.max(again, 0) > float("inf"):',
+            DIFFERS,
+            within=MERGE,
+        ),
+        Mutant(
+            "a certificate of what was read again",
+            '        skipped = tl.full((1,), float("-inf"), tl.float32)\n',
+            "",
+            DIFFERS,
+            within=MERGE,
+        ),
+        Mutant(
+            "a certificate to base 2",
+            "skipped * LN_2, mask",
+            "skipped, mask",
+            DIFFERS,
+            within=MERGE,
+        ),
+        Mutant(
+            "a merge that is not rescaled",
+            "merged = merged * shrink",
+            "merged = merged",
+            DIFFERS,
+        ),
+        Mutant(
+            "runs without a program",
+            "grid = (num_kv_heads, num_records)",
+            "grid = (num_kv_heads, 1)",
+            DIFFERS,
+            file="api",
+        ),
+        Mutant(
+            "swapped tables",
+            "*slabs, key_tables, value_tables, plan",
+            "*slabs, value_tables, key_tables, plan",
+            ContractError,
+            file="api",
+        ),
+        Mutant(
+            "swapped results",
+            "found = partial_lse, partial_skipped",
+            "found = partial_skipped, partial_lse",
+            DIFFERS,
+            file="api",
+        ),
+    ],
+}
