@@ -1,5 +1,6 @@
 """A bundle of every variant of the registered kernels: what is there and still good is kept."""
 
+import inspect
 import multiprocessing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -109,12 +110,18 @@ def _sources(kernel: str) -> dict[str, str]:
     return sources_of(all_kernels()[kernel].function.__module__)
 
 
+def _source_length(task: Task) -> int:
+    """What takes long to compile is long to read."""
+    return len(inspect.getsource(all_kernels()[task.kernel].function))
+
+
 def _compile_all(tasks: Mapping[Where, Task], num_processes: int) -> Iterator[tuple[Where, Code]]:
     if num_processes == 1 or len(tasks) < MIN_TASKS_TO_FORK:
         yield from ((where, compiled(task)) for where, task in tasks.items())
         return
+    longest_first = sorted(tasks.items(), key=lambda item: _source_length(item[1]), reverse=True)
     with ProcessPoolExecutor(num_processes, multiprocessing.get_context("fork")) as pool:
-        futures = {pool.submit(compiled, task): where for where, task in tasks.items()}
+        futures = {pool.submit(compiled, task): where for where, task in longest_first}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITFunction
 
 from kernels.bundle.write import Code
@@ -16,6 +18,7 @@ from kernels.kernel import FP_FUSION, LAUNCH_OPTIONS, Kernel, Variant
 from kernels.registry import all_kernels
 
 WARP_SIZE = 32
+KEPT = (".json", ".ptx", ".cubin")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,21 @@ class Task:
     kernel: str
     variant: Variant
     arch: int
+
+
+class CodeCache(FileCacheManager):  # type: ignore[misc]
+    """Triton's, without the texts of what comes before PTX: to print them takes long."""
+
+    def put(self, data: object, filename: str, binary: bool = True) -> str:
+        path: str = super().put(data, filename, binary) if filename.endswith(KEPT) else ""
+        return path
+
+    def put_group(self, filename: str, group: dict[str, str]) -> str:
+        """Triton goes on with `group`, and reads all that it names."""
+        for name in [name for name in group if not name.endswith(KEPT)]:
+            del group[name]
+        path: str = super().put_group(filename, group)
+        return path
 
 
 def compiled(task: Task) -> Code:
@@ -41,7 +59,9 @@ def compile_variant(kernel: Kernel, variant: Variant, arch: int) -> Code:
     constants, hints = _constants(kernel, variant), _hints(kernel, variant)
     source = ASTSource(kernel.jit, kernel.signature(variant), constants, hints)
     try:
-        built = triton.compile(source, target=_target(arch), options=_options(variant))
+        with knobs.cache.scope():
+            knobs.cache.manager_class = CodeCache
+            built = triton.compile(source, target=_target(arch), options=_options(variant))
     except Exception as exc:
         raise BundleError(f"{what}: Triton does not compile it: {exc}") from exc
     metadata = built.metadata
