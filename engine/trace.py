@@ -3,8 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from engine.build import build_engine_around, build_model_runner, resolve_max_model_len
 from engine.config import EngineConfig, SchedulerConfig
+from engine.errors import EngineError
 from engine.execution.attention_trace import AttentionTrace
 from engine.models.model_config import ModelConfig
 from engine.sampling_params import SamplingParams
@@ -26,7 +29,7 @@ def trace_attention(
 ) -> AttentionTrace:
     """`num_tokens` greedy tokens, whatever they are. How much room the engine has is set here, and
     that it has no graphs. `progress` is called after each step. Raises what `build_engine` raises,
-    PromptTooLong, InvalidSequence."""
+    PromptTooLong, InvalidSequence, and EngineError for numbers that are not finite."""
     config = _for_one(config, len(prompt_token_ids) + num_tokens)
     runner, tracing = build_model_runner(config).traced()
     engine = build_engine_around(runner, config)
@@ -36,11 +39,13 @@ def trace_attention(
         for output in engine.step().outputs:
             token_ids += output.token_ids
         progress()
+    if not all(np.isfinite(step.masses).all() for step in tracing.steps):
+        raise EngineError(
+            "what attention gives is not finite on this text; "
+            "verify the model's files: flashray doctor"
+        )
     return AttentionTrace(
-        len(prompt_token_ids),
-        tuple(token_ids),
-        tracing.layer_groups,
-        tuple(tracing.steps),
+        len(prompt_token_ids), tuple(token_ids), tracing.layer_groups, tuple(tracing.steps)
     )
 
 

@@ -12,7 +12,7 @@ from engine.build import build_engine
 from engine.cache.formats import Format, Part
 from engine.cache.tier_config import TierConfig
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from engine.errors import InvalidSequence, PromptTooLong
+from engine.errors import EngineError, InvalidSequence, PromptTooLong
 from engine.execution.attention_trace import (
     NUM_FIRST,
     NUM_LAST,
@@ -245,3 +245,13 @@ def test_what_cannot_run_is_refused(
     prompt = (PROMPT * 2)[:num_prompt_tokens]
     with pytest.raises(refusal):
         trace_attention(config_of(folders["llama"], TIERS), prompt, num_tokens)
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path)
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj"):
+            getattr(model.model.layers[0].self_attn, name).weight.mul_(1e25)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(EngineError, match="not finite on this text; verify the model's files"):
+        trace_attention(config_of(tmp_path, None), PROMPT[:70], 3)
