@@ -10,7 +10,7 @@ from deployments.raster import TEXT_HEIGHT, Colour, Raster, text_width
 from engine.cache.formats import BLOCK_SIZE
 from engine.execution.attention_trace import EXACT, AttentionTrace, Masses
 
-LEFT, RIGHT, TOP, GAP = 64, 24, 92, 8
+LEFT, RIGHT, TOP, GAP = 64, 72, 92, 8
 STRIP_HEIGHT, BAR_WIDTH, BORDER = 10, 360, 2
 MAX_CELL_WIDTH, MAX_ROW_HEIGHT = 32, 18
 MAX_MAP_WIDTH, MAX_MAP_HEIGHT = 1024, 540  # unless a block, or a row, were less than a pixel
@@ -131,7 +131,7 @@ class _Map:
 
     def _draw_axes(self, raster: Raster, bottom: int) -> None:
         num_rows, num_blocks = self.masses.shape
-        every = -(-(TEXT_HEIGHT + 2) // self._row_height)
+        every = -(-(TEXT_HEIGHT + 4) // self._row_height)
         for row in range(0, num_rows, every):
             y = TOP + row * self._row_height + (self._row_height - TEXT_HEIGHT) // 2
             raster.write(LEFT - GAP, y, str(row), FAINT, "end")

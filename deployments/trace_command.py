@@ -44,11 +44,11 @@ def trace(
     content = read_text(text)
     files = prepare_model(model, progress=say)
     out = out or Path(f"{files.manifest.name}.trace")
-    _make_folder(out)
     try:
         tokenizer = Tokenizer.from_folder(files.path)
         prompt_ids = _prompt_ids(files, tokenizer, text, content, num_tokens)
         _refuse_layer(layer, ModelConfig.from_folder(files.path).num_layers)
+        _make_folder(out)
         config = _config(files, tiers, device)
         total = num_steps(len(prompt_ids), num_tokens, config)
         progress = ProgressBar("tracing", "steps", total, sys.stderr)

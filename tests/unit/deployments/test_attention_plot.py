@@ -7,6 +7,7 @@ from deployments.attention_plot import (
     BORDER,
     LEFT,
     NONE,
+    RIGHT,
     STRIP_HEIGHT,
     TIER_COLOURS,
     TOP,
@@ -97,7 +98,7 @@ def test_no_size_is_too_small_or_too_large(
     trace = trace_of(masses, [(num_blocks * 64,)] * num_steps, (EXACT,))
     for raster in (plot_layers(trace, "m"), plot_steps(trace, num_layers - 1, "m")):
         height, width, _ = raster.pixels.shape
-        assert width <= max(1100, LEFT + num_blocks + 24)
+        assert width <= LEFT + max(1024, num_blocks) + RIGHT
         assert height <= 540 + TOP + 116
         edge = raster.pixels[:, -4:]
         assert (edge == 255).all()
