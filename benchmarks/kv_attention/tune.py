@@ -16,7 +16,10 @@ from kernels.tiered_decode import reference
 
 STAGES = (3, 4, 5)
 PROGRAMS_PER_SM = (7, 8)
-MERGES = grid(COLUMNS=(32, 64, 128), SPLITS=(4, 8, 16, 32), num_warps=(1, 2))
+MERGES = {
+    "MERGE_META_OF_FEW": grid(COLUMNS=(32, 64, 128), SPLITS=(4, 8, 16, 32), num_warps=(1, 2)),
+    "MERGE_META_OF_MANY": grid(COLUMNS=(16, 32, 64), SPLITS=(32, 64, 128), num_warps=(2, 4)),
+}
 MERGED = ("attn_int4_b1_128k", "attn_int4_b8_32k", "attn_int4_b32_8k")
 
 
@@ -38,8 +41,9 @@ def _forms(speed: Speed) -> Iterator[tuple[str, float]]:
     for stages in STAGES if speed.formats.value_bits == 4 else STAGES[:2]:
         with _turned("STAGES", declared | {speed.formats: stages}):
             yield f"stages={stages}", decode_us(sets)
-    for merge in MERGES if speed.name in MERGED else ():
-        with _turned("MERGE_META", merge):
+    name = "MERGE_META_OF_MANY" if speed.batch == 1 else "MERGE_META_OF_FEW"
+    for merge in MERGES[name] if speed.name in MERGED else ():
+        with _turned(name, merge):
             yield f"merge {merge}", decode_us(sets)
     del sets
     for programs in PROGRAMS_PER_SM:

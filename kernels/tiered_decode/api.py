@@ -120,7 +120,9 @@ def _merged(
     num_records, num_queries, size = partial.shape
     out = partial.new_empty(num_sequences, num_queries, size, dtype=out_dtype)
     lse = partial.new_empty(num_sequences, num_queries)
-    merge = reference.MERGE_META
+    num_runs = num_records - num_sequences
+    is_few = num_runs <= reference.FEW_SPLITS * num_sequences
+    merge = reference.MERGE_META_OF_FEW if is_few else reference.MERGE_META_OF_MANY
     grid = (num_sequences * num_queries, cdiv(size, merge["COLUMNS"]))
     results = (partial, partial_lse, plan, out, lse)
     _launch_merge(grid, *results, num_records, num_sequences, num_queries, **merge, SIZE=size)

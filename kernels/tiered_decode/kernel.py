@@ -181,7 +181,7 @@ def tiered_decode_kernel(
 
 @kernel(
     contract=MERGE_CONTRACT,
-    variants=variants({"out": [torch.bfloat16]}, [reference.SERVED_MERGE_META], aligned=[True]),
+    variants=variants({"out": [torch.bfloat16]}, reference.SERVED_MERGE_METAS, aligned=[True]),
 )
 def tiered_decode_merge_kernel(
     partial_ptr,

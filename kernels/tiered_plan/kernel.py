@@ -10,6 +10,7 @@ from kernels.tiered_plan.reference import CONTRACT
 SEQUENCE = tl.constexpr(reference.SEQUENCE)
 RUN = tl.constexpr(reference.RUN)
 NO_RUN = tl.constexpr(reference.NO_RUN)
+CHANGE_COST = tl.constexpr(reference.CHANGE_COST)
 SPARED = tl.constexpr(reference.SPARED)
 CANDIDATES = tl.constexpr(reference.CANDIDATES)
 FIRST_TOKEN_SLAB = tl.constexpr(reference.FIRST_TOKEN_SLAB)
@@ -44,7 +45,13 @@ def steps_of(bounds_ptr, sequence, mask, VALUE_BITS: tl.constexpr):
 @triton.jit
 def costs_of(bounds_ptr, sequence, mask, KEY_BITS: tl.constexpr, VALUE_BITS: tl.constexpr):
     tokens, cold, warm = steps_of(bounds_ptr, sequence, mask, VALUE_BITS)
-    return 2 * tokens + (KEY_BITS // 4 + VALUE_BITS // 4) * cold + 4 * warm
+    return start_of_codes(tokens, cold, warm) + (KEY_BITS // 4 + VALUE_BITS // 4) * cold + 4 * warm
+
+
+@triton.jit
+def start_of_codes(tokens, cold, warm):
+    """What a sequence costs up to its cold and warm blocks."""
+    return 2 * tokens + tl.where((tokens > 0) & (cold + warm > 0), CHANGE_COST, 0)
 
 
 @triton.jit
@@ -165,8 +172,9 @@ def tiered_plan_kernel(
     offset = tl.where(is_run & has_sequence, begin - base, 0)
     end = tl.where(is_run, offset, first_run * per_run - base) + per_run
     store_steps(record + FIRST_TOKEN_SLAB, offset, end, 0, 2, tokens, mask)
-    store_steps(record + FIRST_COLD, offset, end, 2 * tokens, cold_cost, cold, mask)
-    store_steps(record + FIRST_WARM, offset, end, 2 * tokens + cold_cost * cold, 4, warm, mask)
+    start = start_of_codes(tokens, cold, warm)
+    store_steps(record + FIRST_COLD, offset, end, start, cold_cost, cold, mask)
+    store_steps(record + FIRST_WARM, offset, end, start + cold_cost * cold, 4, warm, mask)
     cost = costs_of(bounds_ptr, sequence, has_sequence, KEY_BITS, VALUE_BITS)
     cost = tl.cdiv(cost, unit) * unit
     last_run = tl.cdiv(base + cost, per_run)

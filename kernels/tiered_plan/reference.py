@@ -6,7 +6,6 @@ are runs. So runs take a little more than their share, as much as it takes that 
 it takes too much, some places are left to the second programs.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -17,6 +16,8 @@ from kernels.launch import cdiv
 
 TOKEN_BITS, WARM_BITS = 16, 8
 NO_RUN = -1
+# Slabs that could be read in the time in which a run changes from bfloat16 to codes.
+CHANGE_COST = 3
 SPARED = 8  # of so many runs one leaves its place: best of what was measured on an H200
 CANDIDATES = 16  # for what a run takes
 RECORD_SIZE = 16
@@ -79,7 +80,7 @@ def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.
     More programs than run at once: those of sequences' own records wait until a run has ended that
     takes less of its first one, and the longest is served first. Their turns are told by TURN.
     """
-    costs = [sum(cost for _, cost in _tiers(each, formats)) for each in bounds.tolist()]
+    costs = [_steps(each, formats)[-1].end for each in bounds.tolist()]
     num_spared = num_runs // SPARED
     least, per_run = (max(1, cdiv(sum(costs), num_runs - spared)) for spared in (0, num_spared))
     step = max(1, cdiv(per_run - least, CANDIDATES))
@@ -114,37 +115,44 @@ def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.
     return records
 
 
-def _tiers(bounds: list[int], formats: Formats) -> Iterator[tuple[int, int]]:
-    """Of bfloat16, cold and warm: steps, and what they cost together, in slabs."""
+class _Steps(NamedTuple):
+    """num: how many; cost: of one, in slabs; start: the cost at which the first begins."""
+
+    num: int
+    cost: int
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num * self.cost
+
+
+def _steps(bounds: list[int], formats: Formats) -> tuple[_Steps, _Steps, _Steps]:
+    """Of one sequence, in bfloat16, cold and warm."""
     sink, cold, warm, length = bounds
     if formats.value_bits == WARM_BITS:
         cold = warm
-    num_token_slabs = sink // SLAB_TOKENS[16] + cdiv(length - warm, SLAB_TOKENS[16])
-    yield num_token_slabs, 2 * num_token_slabs
-    num_cold = (cold - sink) // BLOCK_TOKENS
-    yield num_cold, num_cold * sum(slabs_of_block(bits) for bits in formats)
-    num_warm = (warm - cold) // BLOCK_TOKENS
-    yield num_warm, num_warm * 2 * slabs_of_block(WARM_BITS)
+    tokens = _Steps(sink // SLAB_TOKENS[16] + cdiv(length - warm, SLAB_TOKENS[16]), 2, 0)
+    changes = tokens.num > 0 and warm > sink
+    start = tokens.end + CHANGE_COST * changes
+    num_cold, num_warm = (cold - sink) // BLOCK_TOKENS, (warm - cold) // BLOCK_TOKENS
+    codes = _Steps(num_cold, sum(slabs_of_block(bits) for bits in formats), start)
+    return tokens, codes, _Steps(num_warm, 2 * slabs_of_block(WARM_BITS), codes.end)
 
 
 def _taken(bounds: list[int], begin: int, end: int, formats: Formats) -> torch.Tensor:
     """Of a sequence, the steps that begin at a cost from `begin` to `end`."""
     record = torch.zeros(RECORD_SIZE, dtype=torch.int32)
-    (_, tokens), (num_cold, cold), (num_warm, warm) = _tiers(bounds, formats)
-    at = 0
-    for place, (num, cost) in zip(
-        (FIRST_TOKEN_SLAB, FIRST_COLD, FIRST_WARM),
-        ((tokens // 2, tokens), (num_cold, cold), (num_warm, warm)),
-        strict=True,
-    ):
+    tiers = _steps(bounds, formats)
+    for place, steps in zip((FIRST_TOKEN_SLAB, FIRST_COLD, FIRST_WARM), tiers, strict=True):
         for offset, edge in enumerate((begin, end)):
-            steps = cdiv(max(edge - at, 0), cost // num) if num else 0
-            record[place + offset] = min(steps, num)
-        at += cost
+            num_begun = cdiv(max(edge - steps.start, 0), steps.cost)
+            record[place + offset] = min(num_begun, steps.num)
     sink, _, warm_end, length = bounds
+    _, cold, warm = tiers
     record[SINK_SLABS] = sink // SLAB_TOKENS[16]
-    skipped = [num_cold * slabs_of_block(bits) + 2 * num_warm for bits in formats]
+    skipped = [cold.num * slabs_of_block(bits) + 2 * warm.num for bits in formats]
     record[KEY_SKIP], record[VALUE_SKIP] = skipped
     record[NUM_TOKENS] = sink + length - warm_end
-    record[WARM_BLOCKS] = num_warm
+    record[WARM_BLOCKS] = warm.num
     return record

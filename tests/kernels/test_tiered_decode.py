@@ -195,7 +195,7 @@ def test_sequences_that_share_slabs() -> None:
 def test_merges_of_many_runs_and_of_few() -> None:
     cache = slab_cache(bounds_of([900, 70]), 1, 64, INT4)
     query = tokens_of(2, 2, 64, seed=9).transpose(0, 1)
-    assert_right(query, cache, INT4, num_runs=50)
+    assert_right(query, cache, INT4, num_runs=70)
     assert_right(query, cache, INT4, num_runs=8)
 
 

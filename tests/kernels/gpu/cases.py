@@ -141,14 +141,14 @@ def attention_calls(head_dim: int, device: str) -> dict[str, Callable[[], object
 
 
 def tiered_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
-    """Of few runs, and of more than are merged at once; of one query, and of four."""
+    """Of few runs, and of so many that the merge has its other form; of one query, and of four."""
     queries = torch.randn(3, 4, 6, head_dim, dtype=torch.bfloat16, device=device)
     calls: dict[str, Callable[[], object]] = {}
     for formats in FORMATS:
         slabs, *others = slab_cache(bounds_of([0, 70, 460], warm=128), 2, head_dim, formats)
         on_device = Slabs(*(each.to(device) for each in slabs))
         key_tables, value_tables, bounds = (each.to(device) for each in others)
-        for num_runs in (5, 40):
+        for num_runs in (5, 100):
             plan = reference_plan(bounds.cpu(), num_runs, formats).to(device)
             arguments = (on_device, key_tables, value_tables, plan, formats, 0.1)
             name = f"{formats.key_bits}, {formats.value_bits}, {num_runs} runs"

@@ -19,6 +19,7 @@ OP = Op(
             FORMATS[0],
         ),
         "more runs than work": lambda: (bounds_of([900, 0]), 40, FORMATS[1]),
+        "codes alone": lambda: (torch.tensor([[0, 640, 1280, 1280]]).int(), 7, FORMATS[0]),
         "runs that are nearly enough": lambda: (bounds_of([65] * 5), 9, FORMATS[0]),
         "runs that are just enough": lambda: (bounds_of([80, 48]), 3, FORMATS[0]),
         "nothing": lambda: (torch.zeros(2, 4, dtype=torch.int32), 3, FORMATS[1]),
@@ -40,6 +41,16 @@ MUTANTS = {
             DIFFERS,
         ),
         Mutant("more than a run may take", "fits = found <= most", "fits = found > 0", DIFFERS),
+        Mutant(
+            "a change that costs nothing",
+            "tl.where((tokens > 0) & (cold + warm > 0)",
+            "tl.where(tokens < 0",
+            DIFFERS,
+        ),
+        Mutant("a change without codes", "(tokens > 0) & (cold + warm > 0)", "tokens > 0", DIFFERS),
+        Mutant(
+            "a change from nothing", "(tokens > 0) & (cold + warm > 0)", "cold + warm > 0", DIFFERS
+        ),
         Mutant("no place spared", "runs - runs // SPARED)", "runs)", DIFFERS),
         Mutant(
             "a sequence not rounded up",
