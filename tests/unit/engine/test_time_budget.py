@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.sampling_params import SamplingParams
-from engine.scheduling.budget import AGING, Candidate, TimeBudget
+from engine.scheduling.budget import AGING, TILE_TOKENS, Candidate, TimeBudget
 from engine.scheduling.cost_model import CostModel
 from engine.sequence import Sequence
 
@@ -23,13 +23,25 @@ def budget_of(seconds, num_tokens=2_048, now_s=0.0):
     return TimeBudget(num_tokens, seconds, COSTS, BLOCK_SIZE, now_s)
 
 
-def test_a_chunk_is_as_long_as_its_time_and_ends_with_a_block():
+def test_a_chunk_is_as_long_as_its_time_and_of_whole_tiles():
     for start in (0, 32_000, 99_968):
         budget = budget_of(0.045)
         (num_tokens,) = budget.share([candidate_of(20_000, start)])
-        assert num_tokens % BLOCK_SIZE == 0
+        assert num_tokens % TILE_TOKENS == 0
         assert COSTS.predict_chunk(num_tokens, start) <= 0.045
-        assert COSTS.predict_chunk(num_tokens + BLOCK_SIZE, start) > 0.045
+        assert COSTS.predict_chunk(num_tokens + TILE_TOKENS, start) > 0.045
+
+
+def test_a_chunk_of_less_than_a_tile_ends_with_a_block():
+    budget = budget_of(COSTS.predict_chunk(127, 99_968))
+    assert budget.share([candidate_of(20_000, 99_968)]) == [BLOCK_SIZE]
+
+
+@given(st.integers(0, 200_000), st.floats(0, 0.2), st.integers(1, 4_000))
+def test_a_chunk_ends_with_a_block_or_the_prompt(start, seconds, num_wanted):
+    (num_tokens,) = budget_of(seconds).share([candidate_of(num_wanted, start)])
+    assert 0 < num_tokens <= num_wanted
+    assert num_tokens == num_wanted or (start + num_tokens) % BLOCK_SIZE == 0
 
 
 def test_a_start_within_a_block_is_made_up_for():
@@ -37,7 +49,7 @@ def test_a_start_within_a_block_is_made_up_for():
 
 
 def test_without_a_bound_in_time_only_tokens_count():
-    assert budget_of(inf, 2_000).share([candidate_of(20_000, 99_968)]) == [2_000 // 64 * 64]
+    assert budget_of(inf, 2_000).share([candidate_of(20_000, 99_968)]) == [2_000 // 128 * 128]
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-6])
@@ -56,14 +68,14 @@ def test_nobody_asks():
 def test_a_short_one_passes_and_the_oldest_keeps_half():
     granted = budget_of(0.040).share([candidate_of(100_000, 20_000), candidate_of(200)])
     assert granted[1] == 200
-    assert COSTS.predict_chunk(granted[0] + BLOCK_SIZE, 20_000) > 0.020
+    assert COSTS.predict_chunk(granted[0] + TILE_TOKENS, 20_000) > 0.020
 
 
 def test_a_crowd_leaves_the_oldest_its_half():
     crowd = [candidate_of(200) for _ in range(50)]
     budget = budget_of(0.040)
     granted = budget.share([candidate_of(100_000, 20_000), *crowd])
-    assert COSTS.predict_chunk(granted[0] + BLOCK_SIZE, 20_000) > 0.020
+    assert COSTS.predict_chunk(granted[0] + TILE_TOKENS, 20_000) > 0.020
     assert granted[1:4] == [200] * 3
     assert granted[-1] == 0
 
