@@ -59,17 +59,20 @@ class Run:
     def _measure_beside(
         self, exact_cache: Cache, caches: dict[Cache, list[Setting]]
     ) -> Iterator[None]:
+        """One engine at a time is there."""
         session = self._open(exact_cache, caches.get(exact_cache, []))
         self.head_dim = session.head_dim
         exact = Exact.of(session, self.texts, self.arguments.device)
         self.progress(f"exact in {exact_cache.dtype}: {exact.targets.numel()} tokens")
         said = self._recall(session, None)
         self.recalled[exact_cache.dtype] = self._held(said, said)
-        self.progress(f"exact in {exact_cache.dtype}: {_shares(self._held(said, said))}")
+        self.progress(f"exact in {exact_cache.dtype}: {_shares(self.recalled[exact_cache.dtype])}")
+        if exact_cache in caches:
+            self._compare(session, exact, said, caches.pop(exact_cache))
+            yield
+        del session
         for cache, settings in caches.items():
-            if cache != exact_cache:
-                session = self._open(cache, settings)
-            self._compare(session, exact, said, settings)
+            self._compare(self._open(cache, settings), exact, said, settings)
             yield
 
     def _open(self, cache: Cache, settings: list[Setting]) -> Session:

@@ -3,7 +3,7 @@ of `docs/quality.md`, from the file and nothing else."""
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,15 @@ from benchmarks.results import ROOT
 PAGE = ROOT / "docs/quality.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 BY_BYTES, ALONG = "quality.svg", "quality-by-position.svg"
-HEAD = (
-    "| cache | bytes | KL, prose | KL, code | same top token | passkey, list, chat as exact |",
+FORMATS_HEAD = (
+    "| format, in float32 | bytes | KL, prose | KL, code | same top token | as exact |",
     "|---|---|---|---|---|---|",
 )
-KINDS = ("ours", "ablation", "peer", "engine", "noise")
+ENGINES_HEAD = (
+    "| cache, in bfloat16 | KL, prose | KL, code | above the floor | same top token | as exact |",
+    "|---|---|---|---|---|---|",
+)
+FORMATS, ENGINES = ("ours", "ablation", "peer"), ("noise", "engine")
 
 
 def main(file: Path, page: Path = PAGE) -> None:
@@ -44,25 +48,48 @@ def figures_of(content: Mapping[str, Any]) -> Iterator[str]:
     scored = " and ".join(f"{texts[name]['num_scored']:,} tokens of {name}" for name in texts)
     yield f"{more['model']}, {content['gpu']}, commit {content['sha'][:7]}: {scored}."
     yield ""
-    yield from HEAD
-    for kind in KINDS:
-        for setting in settings.values():
-            if setting["kind"] == kind:
-                yield _line(setting)
+    yield from FORMATS_HEAD
+    yield from (_format_line(each) for each in _of_kinds(settings, FORMATS))
+    yield ""
+    yield from ENGINES_HEAD
+    yield from (_engine_line(each) for each in _of_kinds(settings, ENGINES))
     yield ""
     yield f"![KL of each cache by the bytes of a cold token]({BY_BYTES})"
     yield ""
     yield f"![KL of each cache by position]({ALONG})"
 
 
-def _line(setting: Mapping[str, Any]) -> str:
-    kls = (_interval(setting[name]["kl"]) for name in (PROSE, CODE))
-    top1 = min(setting[name]["top1"][0] for name in (PROSE, CODE))
+def _of_kinds(settings: Mapping[str, Any], kinds: Sequence[str]) -> list[Mapping[str, Any]]:
+    found = [each for each in settings.values() if each["kind"] in kinds]
+    return sorted(found, key=lambda each: kinds.index(each["kind"]))
+
+
+def _format_line(setting: Mapping[str, Any]) -> str:
+    title = f"**{setting['title']}**" if setting["kind"] == "ours" else setting["title"]
+    return _line(title, f"{setting['bytes']:g}", *_kls(setting, "kl"), *_answers(setting))
+
+
+def _engine_line(setting: Mapping[str, Any]) -> str:
+    above = "; ".join(_kls(setting, "kl_above_floor"))
+    return _line(setting["title"], *_kls(setting, "kl"), above, *_answers(setting))
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _kls(setting: Mapping[str, Any], figure: str) -> list[str]:
+    """Prose and code; nothing where there is no such figure."""
+    found = [setting[name].get(figure) for name in (PROSE, CODE)]
+    return [_interval(each) for each in found if each is not None]
+
+
+def _answers(setting: Mapping[str, Any]) -> tuple[str, str]:
+    """The share of tokens that stay the likeliest, and of answers: passkeys, list, chat."""
     recall = setting["recall"]
     equal = (f"{recall[f'{kind}_equal']:.0%}" for kind in (PASSKEY, LIST, CHAT))
-    title = f"**{setting['title']}**" if setting["kind"] == "ours" else setting["title"]
-    cells = (title, f"{setting['bytes']:g}", *kls, f"{top1:.1%}", ", ".join(equal))
-    return f"| {' | '.join(cells)} |"
+    top1 = min(setting[name]["top1"][0] for name in (PROSE, CODE))
+    return f"{top1:.1%}", ", ".join(equal)
 
 
 def _interval(kl: tuple[float, float, float]) -> str:
@@ -71,9 +98,10 @@ def _interval(kl: tuple[float, float, float]) -> str:
 
 
 def _short(kl: float) -> str:
-    """Such as `.00085`: two digits that count."""
-    digits = f"{max(kl, 0.0):.6f}" if kl < 1e-4 else f"{kl:.5f}" if kl < 1e-2 else f"{kl:.3f}"
-    return digits.removeprefix("0")
+    """Such as `.00085`; what is above the floor may be below zero."""
+    size = abs(kl)
+    digits = f"{kl:.6f}" if size < 1e-4 else f"{kl:.5f}" if size < 1e-2 else f"{kl:.3f}"
+    return digits.replace("0.", ".", 1)
 
 
 if __name__ == "__main__":

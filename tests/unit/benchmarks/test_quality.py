@@ -155,12 +155,14 @@ def test_the_promised_bars_are_there_and_take_the_worse_text() -> None:
 
 
 def test_a_page_gets_its_table_and_pictures_from_the_file(tmp_path: Path) -> None:
-    more = {
+    more: dict[str, Any] = {
         "model": "a model",
         "texts": {"prose": {"num_scored": 14336}, "code": {"num_scored": 14336}},
         "scored_from": SCORED_FROM,
         "settings": made_up(int4=0.00085, int8=0.0),
     }
+    for of_text in ("prose", "code"):
+        more["settings"]["engine_int4"][of_text]["kl_above_floor"] = [-2e-5, -1e-4, 4e-5]
     file, page = tmp_path / "found.json", tmp_path / "quality.md"
     file.write_text(json.dumps({"sha": "abcdef12345", "gpu": "a GPU", "more": more}))
     page.write_text(f"before\n{report.BEGIN}\nstale\n{report.END}\nafter\n")
@@ -171,9 +173,13 @@ def test_a_page_gets_its_table_and_pictures_from_the_file(tmp_path: Path) -> Non
         assert written.endswith("after\n")
         assert "stale" not in written
     assert "a model, a GPU, commit abcdef1: 14,336 tokens of prose and 14,336 tokens" in written
-    row = "| **int4** | 72 | .00085 (.00042 to .00170) | .00127 (.00064 to .00255) | 98.7% |"
-    assert row in written
-    assert "| 0.0000" not in written
+    kls = ".00085 (.00042 to .00170) | .00127 (.00064 to .00255)"
+    assert f"| **int4** | 72 | {kls} | 98.7% | 100%, 100%, 100% |" in written
+    kls = ".00400 (.00200 to .00800) | .00600 (.00300 to .012)"
+    above = "-.000020 (-.00010 to .000040)"
+    assert f"| int4, in the engine | {kls} | {above}; {above} | 94.0% |" in written
+    assert f"| no tiers, deterministic | {kls} |  | 94.0% |" in written
+    assert " 0.0" not in written
     for name in (report.BY_BYTES, report.ALONG):
         picture = ElementTree.fromstring((tmp_path / name).read_text())
         shown = [each.text or "" for each in picture.iter("{http://www.w3.org/2000/svg}text")]
