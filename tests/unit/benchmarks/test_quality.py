@@ -24,7 +24,7 @@ from engine.models.model_config import ModelConfig
 from tests.unit.engine.tiny_checkpoint import SIZES, save_tiny
 
 VOCAB_SIZE = 199
-NUM_TOKENS = 1120
+NUM_TOKENS = 1088
 LETTERS = Tokenizer(
     lambda text: [ord(letter) % VOCAB_SIZE for letter in text],
     lambda token_ids: "".join(map(chr, token_ids)),
