@@ -45,7 +45,8 @@ class AttentionBackend(Protocol):
         sin: torch.Tensor,
         metadata: Any,
     ) -> torch.Tensor:
-        """As `engine.models.decoder.Attend`: a token sees itself."""
+        """As `engine.models.decoder.Attend`: a token sees itself. In the last layer what is not
+        sampled may be anything, for nothing looks at it."""
 
 
 class ReferenceAttention:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -41,12 +42,30 @@ class PagedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkEnds:
+    """The newest token of each chunk: rows [num_chunks] int64 among those of the chunks, and what
+    it attends to, as in PagedRows."""
+
+    rows: torch.Tensor
+    block_tables: torch.Tensor
+    context_lens: torch.Tensor
+
+    @classmethod
+    def of(cls, chunks: PagedRows) -> Self:
+        assert chunks.query_starts is not None
+        return cls(chunks.query_starts[1:].long() - 1, chunks.block_tables, chunks.context_lens)
+
+
+@dataclass(frozen=True, slots=True)
 class PagedMetadata:
-    """What all layers of a step share. The decodes' rows come before the chunks'."""
+    """What all layers of a step share. The decodes' rows come before the chunks'. ends: of all that
+    the chunks attended in the last layer, no more is looked at; None where it is still to have the
+    bits that any other cut of the prompts gives it."""
 
     slot_mapping: torch.Tensor
     decodes: PagedRows | None
     chunks: PagedRows | None
+    ends: ChunkEnds | None = None
 
 
 class PagedTables:
@@ -109,8 +128,11 @@ class TritonAttention:
         chunks = [span for span in inputs.spans if span.query_len > 1]
         assert inputs.spans[: len(decodes)] == tuple(decodes), "single tokens come first"
         rows = _rows_of(chunks)
-        placed = None if rows is None else self.place_chunks(rows)
-        return PagedMetadata(inputs.slot_mapping, _rows_of(decodes), placed)
+        if rows is None:
+            return PagedMetadata(inputs.slot_mapping, _rows_of(decodes), None)
+        ends = None if self._deterministic else ChunkEnds.of(rows)
+        placed = self.place_chunks(rows)
+        return PagedMetadata(inputs.slot_mapping, _rows_of(decodes), placed, ends)
 
     @property
     def decode_padding(self) -> tuple[int, ...]:
@@ -151,7 +173,7 @@ class TritonAttention:
         if metadata.decodes is not None:
             attended.append(self.attend_decodes(layer, query, metadata.decodes))
         if metadata.chunks is not None:
-            attended.append(self.attend_chunks(layer, query, metadata.chunks))
+            attended.append(self._attend_prompts(layer, query, metadata.chunks, metadata.ends))
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
     def append(
@@ -192,17 +214,33 @@ class TritonAttention:
         self, layer: int, query: torch.Tensor, metadata: PagedMetadata
     ) -> Iterator[tuple[slice, torch.Tensor]]:
         """As `engine.execution.layer_graphs.LayerBackend`."""
-        if metadata.chunks is not None:
-            yield metadata.chunks.rows, self.attend_chunks(layer, query, metadata.chunks)
+        chunks, ends = metadata.chunks, metadata.ends
+        if chunks is not None:
+            yield chunks.rows, self._attend_prompts(layer, query, chunks, ends)
+
+    def _attend_prompts(
+        self, layer: int, query: torch.Tensor, chunks: PagedRows, ends: ChunkEnds | None
+    ) -> torch.Tensor:
+        if ends is None or layer < len(self._windows) - 1:
+            return self.attend_chunks(layer, query, chunks)
+        queries = query[chunks.rows]
+        attended = torch.zeros_like(queries)
+        attended[ends.rows] = self._attend_tokens(layer, queries[ends.rows], ends)
+        return attended
 
     def attend_decodes(self, layer: int, query: torch.Tensor, decodes: PagedRows) -> torch.Tensor:
         """Of tokens that the cache holds by now; `query` is turned, of the whole step."""
+        return self._attend_tokens(layer, query[decodes.rows], decodes)
+
+    def _attend_tokens(
+        self, layer: int, query: torch.Tensor, tokens: PagedRows | ChunkEnds
+    ) -> torch.Tensor:
         return paged_decode(
-            query[decodes.rows],
+            query,
             self._kv.keys[layer],
             self._kv.values[layer],
-            decodes.block_tables,
-            decodes.context_lens,
+            tokens.block_tables,
+            tokens.context_lens,
             self._scale,
             self._windows[layer],
             deterministic=self._deterministic,

@@ -104,7 +104,7 @@ def test_chunks_go_to_flash_attention_and_nothing_else(monkeypatch: pytest.Monke
     calls: list[int] = []
     install(monkeypatch, fake_flash_attention(calls))
     ours = attended(VllmFlashAttention, torch.bfloat16)
-    assert calls == [79] * len(WINDOWS)
+    assert calls == [79] * (len(WINDOWS) - 1), "the last layer attends for single tokens alone"
     for one, other in zip(ours, attended(TritonAttention, torch.bfloat16), strict=True):
         torch.testing.assert_close(one, other)
 

@@ -123,7 +123,7 @@ def test_each_layer_has_its_own_window() -> None:
         inputs = build_inputs(plan((chunk, 70), (decode, 1)), 64, torch.device("cpu"))
         metadata = attention.prepare(inputs)
         draw = partial(torch.randn, generator=generator)
-        return [
+        *others, last = [
             attention.attend(
                 layer,
                 *[draw(71, heads, 16) for heads in (6, 2, 2)],
@@ -132,9 +132,28 @@ def test_each_layer_has_its_own_window() -> None:
             )
             for layer in range(len(windows))
         ]
+        return [*others, last[inputs.sampled_rows]]
 
     for one, other in zip(attended(TritonAttention), attended(ReferenceAttention), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_last_layer_attends_for_the_newest_tokens_alone(deterministic: bool) -> None:
+    layers = [tuple(torch.zeros(3, 64, 1, 16) for _ in range(2)) for _ in "kv"]
+    attention = TritonAttention(KVTensors(*layers), [None] * 2, 1.0, deterministic=deterministic)
+    chunk, decode = new_sequence(PROMPT[:70], [2, 0]), new_sequence(PROMPT[:1], [1])
+    inputs = build_inputs(plan((chunk, 70), (decode, 1)), 64, torch.device("cpu"))
+    metadata = attention.prepare(inputs)
+    heads = torch.zeros(71, 1, 16)
+
+    def kernels_of(layer: int) -> list[str]:
+        launches = launches_of(lambda: attention.attend(layer, *[heads] * 5, metadata))
+        return [launcher.contract.kernel for launcher, _ in launches]
+
+    assert "paged_prefill" in kernels_of(0)
+    assert ("paged_prefill" in kernels_of(1)) == deterministic
+    assert kernels_of(1).count("paged_decode") == 2 - deterministic
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
