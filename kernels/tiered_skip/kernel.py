@@ -1,6 +1,6 @@
-"""As kernels/tiered_decode: one warp a program, what one record of the plan says. A second kernel
-has its programs look, each for itself, whether a head skipped too much, and attend to that; a third
-merges both.
+"""As kernels/tiered_decode: one warp a program, what one record of the plan says. Programs of a
+second kernel look, each for itself, whether a head skipped too much, and attend to the heaviest of
+that; a third kernel merges both.
 
 Scores are kept times log2(e), for exp2.
 """
@@ -22,12 +22,13 @@ from kernels.tiered_decode.tiles import (
     unit_query,
 )
 from kernels.tiered_plan import kernel as fields
-from kernels.tiered_skip import reference, rounding
+from kernels.tiered_skip import reference
 from kernels.tiered_skip.reference import AGAIN_CONTRACT, CONTRACT, MERGE_CONTRACT
-from kernels.tiered_skip.tiers import LOG2_E, attend_unskipped, raised_by
+from kernels.tiered_skip.tiers import LOG2_E, LOST, attend_unskipped, raised_by
 
 LN_2 = tl.constexpr(0.6931471805599453)
-LOST = tl.constexpr(rounding.LOST)
+NUM_LIMITS = tl.constexpr(reference.NUM_LIMITS)
+NO_BLOCK = tl.constexpr(2**31 - 1)
 WARM_STAGES = tl.constexpr(decode.STAGES[8, 8])
 
 
@@ -41,8 +42,8 @@ def tiered_skip_kernel(
     key_tables_ptr,
     value_tables_ptr,
     plan_ptr,
-    reach_ptr,
     skips_ptr,
+    reach_ptr,
     masses_ptr,
     partial_ptr,
     partial_lse_ptr,
@@ -181,6 +182,43 @@ def merged_sum(lse_ptr, num_runs, heads, group, ROWS: tl.constexpr, SPLITS: tl.c
     return greatest + tl.log2(total)
 
 
+@triton.jit
+def skipped_shares(
+    skips_ptr, masses_ptr, start, last, group, lse, ROWS: tl.constexpr, TILE: tl.constexpr
+):
+    """Of TILE blocks from `start` on: which of them are skipped, and what they weigh over what each
+    query attended to, [TILE, ROWS], as logarithms to base 2; of the others nothing."""
+    block, row = start + tl.arange(0, TILE), tl.arange(0, ROWS)
+    is_skipped = tl.load(skips_ptr + block, mask=block < last, other=0) != 0
+    mask = is_skipped[:, None] & (row < group)[None, :]
+    places = block[:, None] * group + row[None, :]
+    masses = tl.load(masses_ptr + places, mask=mask, other=0.0)
+    return is_skipped, tl.where(mask, masses - lse[None, :], float("-inf"))
+
+
+@triton.jit
+def heaviest_left_out(
+    skips_ptr, masses_ptr, num_cold, group, lse, most, ROWS: tl.constexpr, TILE: tl.constexpr
+):
+    """Up to which share a block stays skipped: the greatest of NUM_LIMITS, each twice the one
+    before, at which no query skips too much; at the least one none can."""
+    num_skipped = 0
+    for start in range(0, num_cold, TILE):
+        block = start + tl.arange(0, TILE)
+        is_skipped = tl.load(skips_ptr + block, mask=block < num_cold, other=0) != 0
+        num_skipped += tl.sum(is_skipped.to(tl.int32), 0)
+    least = most - tl.log2(num_skipped * 1.0)
+    limits = least + tl.arange(0, NUM_LIMITS)
+    sums = tl.zeros((ROWS, NUM_LIMITS), tl.float32)
+    for start in range(0, num_cold, TILE):
+        _, shares = skipped_shares(skips_ptr, masses_ptr, start, num_cold, group, lse, ROWS, TILE)
+        is_left_out = tl.max(shares, 1)[:, None] <= limits[None, :]
+        weights = tl.exp2(shares)[:, :, None]
+        sums += tl.sum(tl.where(is_left_out[:, None, :], weights, 0.0), 0)
+    fits = tl.max(sums, 0) <= tl.exp2(tl.full((1,), 1.0, tl.float32) * most)
+    return tl.max(tl.where(fits, limits, least), 0)
+
+
 @kernel(
     contract=AGAIN_CONTRACT,
     variants=variants({}, [reference.again_meta_of(reference.SERVED_META)], aligned=[True]),
@@ -194,12 +232,14 @@ def tiered_skip_again_kernel(
     key_tables_ptr,
     value_tables_ptr,
     plan_ptr,
-    reach_ptr,
     skips_ptr,
+    masses_ptr,
     partial_lse_ptr,
     partial_skipped_ptr,
+    left_out_ptr,
     again_ptr,
     again_lse_ptr,
+    again_skipped_ptr,
     query_sequence_stride,
     query_head_stride,
     sequences,
@@ -221,6 +261,7 @@ def tiered_skip_again_kernel(
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     SPLITS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     head = tl.program_id(0)
     record_ptr = plan_ptr + tl.program_id(1) * fields.RECORD_SIZE
@@ -237,11 +278,21 @@ def tiered_skip_again_kernel(
     is_too_much = (skipped > float("-inf")) & ((skipped - lse <= most) == 0)
     at = (run + row) * heads + head * group
     again_lse_ptr += at
+    rows = tl.arange(0, ROWS)
+    again_skipped_ptr += at + rows
+    nothing = tl.full((ROWS,), float("-inf"), tl.float32)
     if tl.max(is_too_much.to(tl.int32), 0) == 0:
-        rows = tl.arange(0, ROWS)
-        nothing = tl.full((ROWS,), float("-inf"), tl.float32)
+        own = tl.load(partial_skipped_ptr + at + rows, mask=rows < group, other=0.0)
+        tl.store(again_skipped_ptr, own, mask=rows < group)
         tl.store(again_lse_ptr + rows, nothing, mask=rows < group)
         return
+    own = (row * kv_heads + head) * blocks
+    skips_ptr += own
+    left_out_ptr += own
+    masses_ptr += own * group
+    num_cold = tl.load(record_ptr + fields.KEY_SKIP) - 2 * tl.load(record_ptr + fields.WARM_BLOCKS)
+    num_cold = num_cold // (KEY_BITS // 4)
+    limit = heaviest_left_out(skips_ptr, masses_ptr, num_cold, group, lse, most, ROWS, TILE)
     num_keys, num_values = key_slots * KEY_GRAIN, value_slots * VALUE_GRAIN
     arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
     query_ptr += row * query_sequence_stride + head * group * query_head_stride
@@ -251,18 +302,31 @@ def tiered_skip_again_kernel(
     cold_start = tl.load(record_ptr + fields.SINK_SLABS)
     key_table = key_tables_ptr + row * max_key_slabs + cold_start
     value_table = value_tables_ptr + row * max_value_slabs + cold_start
-    skips_ptr += (row * kv_heads + head) * blocks
+    tables = (key_table, value_table)
     COLD: tl.constexpr = (KEY_BITS, VALUE_BITS, KEY_GRAIN, VALUE_GRAIN)
     FORM: tl.constexpr = (SIZE, ROWS, 1)
     state = nothing_attended(SIZE, ROWS, 1)
+    skipped = tl.zeros((ROWS,), tl.float32)
     last = tl.load(record_ptr + fields.LAST_COLD)
-    for block in range(tl.load(record_ptr + fields.FIRST_COLD), last):
-        is_skipped = tl.load(skips_ptr + block) != 0
-        one = (block, block + is_skipped.to(tl.int32))
-        tables = (key_table, value_table)
-        state = attend_quantised(
-            query, factor, state, arenas, tables, one, head, kv_heads, COLD, FORM, STAGES
+    for start in range(tl.load(record_ptr + fields.FIRST_COLD), last, TILE):
+        is_skipped, shares = skipped_shares(
+            skips_ptr, masses_ptr, start, last, group, lse, ROWS, TILE
         )
+        is_light = tl.max(shares, 1) <= limit
+        is_left_out = is_skipped & is_light
+        skipped += tl.sum(tl.where(is_left_out[:, None], tl.exp2(shares) + LOST, 0.0), 0)
+        block = start + tl.arange(0, TILE)
+        wanted = tl.where(is_skipped & (is_light == 0), block, NO_BLOCK)
+        for _ in range(tl.sum((wanted < NO_BLOCK).to(tl.int32), 0)):
+            one = tl.min(wanted, 0)
+            wanted = tl.where(wanted == one, NO_BLOCK, wanted)
+            tl.store(left_out_ptr + one, 0)
+            these = (one, one + 1)
+            state = attend_quantised(
+                query, factor, state, arenas, tables, these, head, kv_heads, COLD, FORM, STAGES
+            )
+    skipped = tl.where(skipped > 0, lse + tl.log2(skipped), nothing)
+    tl.store(again_skipped_ptr, skipped, mask=rows < group)
     store_attended(again_ptr + at * SIZE, again_lse_ptr, state, group, 0, heads, FORM, 1)
 
 
@@ -296,9 +360,9 @@ def merge_splits(
 def tiered_skip_merge_kernel(
     partial_ptr,
     partial_lse_ptr,
-    partial_skipped_ptr,
     again_ptr,
     again_lse_ptr,
+    again_skipped_ptr,
     plan_ptr,
     out_ptr,
     lse_ptr,
@@ -324,7 +388,7 @@ def tiered_skip_merge_kernel(
     state = merge_splits(
         state, partial_ptr, partial_lse_ptr, num_runs, heads, columns, SIZE, SPLITS
     )
-    skipped = merged_sum(partial_skipped_ptr + first, num_runs, heads, 1, 1, SPLITS)
+    skipped = merged_sum(again_skipped_ptr + first, num_runs, heads, 1, 1, SPLITS)
     again_lse_ptr += first
     again = merged_sum(again_lse_ptr, num_runs, heads, 1, 1, SPLITS)
     if tl.max(again, 0) > float("-inf"):
@@ -332,7 +396,6 @@ def tiered_skip_merge_kernel(
         state = merge_splits(
             state, again_ptr, again_lse_ptr, num_runs, heads, columns, SIZE, SPLITS
         )
-        skipped = tl.full((1,), float("-inf"), tl.float32)
     greatest, total, merged = state
     out = tl.where((columns >= 0) & (total != 0), merged / total, 0.0)
     tl.store(out_ptr + row * SIZE + columns, out.to(out_ptr.dtype.element_ty))

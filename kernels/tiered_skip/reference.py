@@ -6,7 +6,9 @@ skipped blocks, the share of the softmax that was skipped is sigmoid(T - L), and
 by at most that times (V + |result|), V the length of the longest skipped value. Kernels know both
 sums within what `rounding` proves: their T is raised by twice that, and so are the blocks' masses,
 whose sums it is. Where the share may be more than epsilon for one query of a KV head, that head
-attends to its skipped blocks after all, and nothing of it was skipped.
+attends after all to those of its skipped blocks that are heavier than a limit: the greatest of
+NUM_LIMITS, each twice the one before, at which the others are no more than epsilon for any query.
+The least limit is epsilon's share of one block, at which none can be.
 """
 
 import math
@@ -45,7 +47,6 @@ TENSORS: dict[str, Argument] = {
     "key_tables": Tensor("sequences max_key_slabs", torch.int32, wide_index=True),
     "value_tables": Tensor("sequences max_value_slabs", torch.int32, wide_index=True),
     "plan": Tensor("records 16", torch.int32),
-    "reach": Tensor("sequences kv_heads", torch.float32),
     "skips": Tensor("sequences kv_heads blocks", torch.int32),
 }
 SCALARS: dict[str, Argument] = {
@@ -65,6 +66,7 @@ SCALARS: dict[str, Argument] = {
 CONTRACT = Contract(
     "tiered_skip",
     **TENSORS,
+    reach=Tensor("sequences kv_heads", torch.float32),
     masses=InOut("sequences kv_heads blocks group", torch.float32),
     partial=InOut("records heads size", torch.float32, wide_index=True),
     partial_lse=InOut("records heads", torch.float32),
@@ -74,10 +76,13 @@ CONTRACT = Contract(
 AGAIN_CONTRACT = Contract(
     "tiered_skip_again",
     **TENSORS,
+    masses=Tensor("sequences kv_heads blocks group", torch.float32),
     partial_lse=Tensor("records heads", torch.float32),
     partial_skipped=Tensor("records heads", torch.float32),
+    left_out=InOut("sequences kv_heads blocks", torch.int32),
     again=InOut("records heads size", torch.float32, wide_index=True),
     again_lse=InOut("records heads", torch.float32),
+    again_skipped=InOut("records heads", torch.float32),
     **SCALARS,
     most=Scalar(float),
 )
@@ -85,9 +90,9 @@ MERGE_CONTRACT = Contract(
     "tiered_skip_merge",
     partial=Tensor("records heads size", torch.float32, wide_index=True),
     partial_lse=Tensor("records heads", torch.float32),
-    partial_skipped=Tensor("records heads", torch.float32),
     again=Tensor("records heads size", torch.float32, wide_index=True),
     again_lse=Tensor("records heads", torch.float32),
+    again_skipped=Tensor("records heads", torch.float32),
     plan=Tensor("records 16", torch.int32),
     out=Output("sequences heads size", FLOATS, wide_index=True),
     lse=Output("sequences heads", torch.float32),
@@ -97,6 +102,8 @@ MERGE_CONTRACT = Contract(
     heads=Count("heads"),
 )
 SIZES = (64, 128)
+NUM_LIMITS = 8
+TILE = 64  # blocks that a program looks at together, whether to read them again
 SPLITS = 8  # partial results that a program merges at a time
 MERGE_META = {"COLUMNS": 64, "SPLITS": SPLITS, "num_warps": 1}
 SERVED_MERGE_META = MERGE_META | {"SIZE": SERVED_SIZE}
@@ -115,7 +122,7 @@ def meta_of(formats: Formats, grains: tuple[int, int], size: int, group: int) ->
 
 def again_meta_of(meta: dict[str, int]) -> dict[str, int]:
     """Blocks come one by one there."""
-    return meta | {"STAGES": 1, "SPLITS": SPLITS}
+    return meta | {"STAGES": 1, "SPLITS": SPLITS, "TILE": TILE}
 
 
 SERVED_META = meta_of(SERVED_FORMATS, SERVED_GRAINS, SERVED_SIZE, 8)
@@ -145,6 +152,7 @@ def tiered_skip(
     scale: float,
     skips: torch.Tensor,
     masses: torch.Tensor,
+    left_out: torch.Tensor,
     reach: torch.Tensor,
     epsilon: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -152,7 +160,8 @@ def tiered_skip(
     [num_sequences, num_kv_heads] -> attended, float64 as the query, the logarithm of the sum of
     exponentials over what was attended to, and that over what was skipped, raised, both float64
     [num_sequences, num_heads]. masses [num_sequences, num_kv_heads, blocks, group] takes those of
-    cold blocks, logarithms to base 2, raised."""
+    cold blocks, logarithms to base 2, raised; left_out, as skips, zero for each block that was read
+    after all."""
     num_kv_heads, size = slabs.key_meta.shape[1], slabs.key_meta.shape[3]
     out = query.new_zeros(query.shape, dtype=torch.float64)
     lse = query.new_full(query.shape[:-1], float("-inf"), dtype=torch.float64)
@@ -170,15 +179,37 @@ def tiered_skip(
         found = cold.logsumexp(-1) + raised[..., None]
         masses[row, :, :num_cold] = (found / math.log(2)).transpose(1, 2).float()
         is_skipped = skips[row, :, :num_cold].bool()
-        left_out = found.masked_fill(~is_skipped[:, None], float("-inf")).logsumexp(-1)
-        is_seen = torch.ones(num_kv_heads, each[3], dtype=torch.bool, device=scores.device)
-        is_seen[:, each[0] : each[0] + 64 * num_cold] = ~is_skipped.repeat_interleave(64, 1)
-        seen = scores.masked_fill(~is_seen[:, None], float("-inf"))
-        is_too_much = left_out - seen.logsumexp(-1) > most_of(epsilon) * math.log(2)
-        is_again = is_too_much.any(1)[:, None]
-        seen = torch.where(is_again[..., None], scores, seen)
-        left_out = left_out.masked_fill(is_again, float("-inf"))
+        seen = _unskipped(scores, each[0], is_skipped)
+        is_again = _too_heavy(found - seen.logsumexp(-1, keepdim=True), is_skipped, epsilon)
+        left_out[row, :, :num_cold].masked_fill_(is_again, 0)
+        is_skipped = is_skipped & ~is_again
+        seen = _unskipped(scores, each[0], is_skipped)
+        left = found.masked_fill(~is_skipped[:, None], float("-inf")).logsumexp(-1)
         attended = torch.einsum("kgt,ktd->kgd", seen.softmax(-1).nan_to_num(), values)
         out[row], lse[row] = attended.flatten(0, 1), seen.logsumexp(-1).flatten()
-        skipped[row] = left_out.flatten()
+        skipped[row] = left.flatten()
     return out, lse, skipped
+
+
+def _unskipped(scores: torch.Tensor, sink: int, is_skipped: torch.Tensor) -> torch.Tensor:
+    """scores [num_kv_heads, group, length] with -inf in skipped blocks."""
+    is_seen = torch.ones_like(scores[:, 0], dtype=torch.bool)
+    num_cold = is_skipped.shape[1]
+    is_seen[:, sink : sink + 64 * num_cold] = ~is_skipped.repeat_interleave(64, 1)
+    return scores.masked_fill(~is_seen[:, None], float("-inf"))
+
+
+def _too_heavy(shares: torch.Tensor, is_skipped: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Which of the skipped blocks are attended to after all, [num_kv_heads, blocks]. shares:
+    natural logarithms of blocks' masses over what each query attended to."""
+    weights = shares.exp().masked_fill(~is_skipped[:, None], 0.0)
+    most = epsilon / (1 - epsilon)
+    is_too_much = (weights.sum(-1) > most).any(-1)
+    greatest = weights.amax(1)
+    limit = least = most / is_skipped.sum(-1)
+    for nth in range(1, NUM_LIMITS):
+        wider = least * 2**nth
+        is_light = greatest <= wider[:, None]
+        fits = (weights.masked_fill(~is_light[:, None], 0.0).sum(-1) <= most).all(-1)
+        limit = torch.where(fits, wider, limit)
+    return is_skipped & (greatest > limit[:, None]) & is_too_much[:, None]

@@ -16,6 +16,7 @@ from kernels.tiered_skip import rounding
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 SUM_ERROR = tl.constexpr(rounding.SUM_ERROR)
+LOST = tl.constexpr(rounding.LOST)
 
 
 @triton.jit
@@ -147,7 +148,7 @@ def attend_unskipped(
         scores = first_rows(scores, ROWS, 64)
         nothing = tl.zeros((ROWS, 4), tl.float32)
         weights, shrink, greatest, sums = weighed(scores, factor, greatest, nothing, ROWS, 64)
-        mass = greatest + log2_fast(tl.sum(sums, 1)) + raised
+        mass = greatest + log2_fast(tl.sum(sums, 1) + LOST) + raised
         tl.store(masses_ptr + block * group, mass, mask=row < group)
         total = total * shrink[:, None] + tl.where(is_read, sums, 0.0)
         skipped = skipped * shrink[:, None] + tl.where(is_read, 0.0, sums)

@@ -12,7 +12,7 @@ from tests.kernels.slab_caches import Cache, slab_cache, tokens_of
 
 
 class Skipping(NamedTuple):
-    """skips, masses, reach: as `tiered_skip` takes them."""
+    """skips, masses, left_out, reach: as `tiered_skip` takes them."""
 
     query: torch.Tensor
     cache: Cache
@@ -20,6 +20,7 @@ class Skipping(NamedTuple):
     scale: float
     skips: torch.Tensor
     masses: torch.Tensor
+    left_out: torch.Tensor
     reach: torch.Tensor
 
     @property
@@ -48,7 +49,8 @@ def skipping(
         formats,
         size**-0.5,
         (drawn < share).int(),
-        torch.empty(*shape, num_heads // num_kv_heads),
+        torch.full((*shape, num_heads // num_kv_heads), float("nan")),
+        (drawn < share).int(),
         reach_of(cache, formats),
     )
 

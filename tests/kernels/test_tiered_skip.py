@@ -1,5 +1,7 @@
 """Against the float64 specification, whatever is skipped; and what the certificate promises."""
 
+import math
+
 import pytest
 import torch
 
@@ -27,24 +29,25 @@ def _scratch_is_poisoned():
 
 
 def attended(case: Skipping, epsilon: float, num_runs: int = 3) -> tuple[torch.Tensor, ...]:
-    """And the masses."""
-    masses = torch.full_like(case.masses, float("nan"))
+    """out, lse, skipped, masses and left_out."""
+    masses, left_out = case.masses.clone(), case.left_out.clone()
     with checked():
         plan = tiered_plan(case.bounds, num_runs, case.formats)
-        arguments = (*case.cache[:3], plan, case.formats, case.scale, case.skips)
-        results = tiered_skip(case.query, *arguments, masses, case.reach, epsilon, torch.float32)
-    return *results, masses
+        arguments = (*case.cache[:3], plan, case.formats, case.scale, case.skips, masses, left_out)
+        results = tiered_skip(case.query, *arguments, case.reach, epsilon, torch.float32)
+    return *results, masses, left_out
 
 
 def expected(case: Skipping, epsilon: float) -> tuple[torch.Tensor, ...]:
-    masses = torch.full_like(case.masses, float("nan"))
-    arguments = (*case.cache, case.formats, case.scale, case.skips, masses, case.reach, epsilon)
-    return *reference.tiered_skip(case.query, *arguments), masses
+    masses, left_out = case.masses.clone(), case.left_out.clone()
+    arguments = (*case.cache, case.formats, case.scale, case.skips, masses, left_out)
+    results = reference.tiered_skip(case.query, *arguments, case.reach, epsilon)
+    return *results, masses, left_out
 
 
 def assert_right(case: Skipping, epsilon: float, num_runs: int = 3) -> None:
     came, right = attended(case, epsilon, num_runs), expected(case, epsilon)
-    for one, other, atol in zip(came, right, (ATOL, ATOL, 4e-3, 4e-3), strict=True):
+    for one, other, atol in zip(came, right, (ATOL, ATOL, 4e-3, 4e-3, 0), strict=True):
         torch.testing.assert_close(
             one.double(), other.double(), rtol=1e-4, atol=atol, equal_nan=True
         )
@@ -68,25 +71,29 @@ def test_all_or_nothing(num_runs: int, share: float) -> None:
     bounds = torch.tensor([[0, 448, 448, 448], [64, 128, 128, 130]]).int()
     case = skipping(bounds, 1, 2, 64, INT4, share)
     assert_right(case, 0.999, num_runs)
-    _, _, skipped, _ = attended(case, 0.999, num_runs)
+    skipped = attended(case, 0.999, num_runs)[2]
     assert skipped[0].isneginf().all()
     assert skipped[1].isfinite().all() == (share == 1.0)
 
 
-def test_nothing_is_skipped_of_heads_that_would_lose_too_much() -> None:
+def test_the_heaviest_are_read_after_all_of_heads_that_skip_too_much() -> None:
     """Of two KV heads one, by one of its two queries; the other stays as it is."""
-    case = skipping(bounds_of([700], warm=64), 2, 4, 64, SERVED_FORMATS, share=0.3)
-    case.query[0, 2] *= 4
-    _, lse, skipped, _ = attended(case, 0.999)
-    shares = torch.sigmoid(skipped - lse)[0]
-    bar = float(shares.sort().values[2:].mean())
-    assert (shares > bar).tolist().count(True) == 1
-    assert_right(case, bar)
-    _, _, skipped, _ = attended(case, bar)
-    again = (shares > bar).view(2, 2).any(1, keepdim=True).expand(2, 2).flatten()
-    assert torch.equal(skipped[0].isneginf(), again)
+    bounds = torch.tensor([[64, 704, 704, 720]]).int()
+    case = skipping(bounds, 2, 4, 64, SERVED_FORMATS, share=0.8)
+    case.query[0, 1] *= 4
+    _, lse, skipped, masses, _ = attended(case, 0.9999)
+    assert (torch.sigmoid(skipped - lse)[0] > 0.85).tolist() == [False, True, False, False]
+    weights = (math.log(2) * masses[0, 0, :10] - lse[0, :2]).amax(-1)
+    assert_right(case, 0.85)
+    _, lse, skipped, _, left_out = attended(case, 0.85)
+    assert torch.sigmoid(skipped - lse).max() <= 0.85
+    assert torch.equal(left_out[0, 1], case.skips[0, 1])
+    is_left, is_skipped = left_out[0, 0, :10].bool(), case.skips[0, 0, :10].bool()
+    assert weights[is_left].max() < weights[is_skipped & ~is_left].min()
     assert_right(case, 0.0)
-    assert attended(case, 0.0)[2].isneginf().all()
+    *_, skipped, _, left_out = attended(case, 0.0)
+    assert skipped.isneginf().all()
+    assert not left_out[..., :10].any()
 
 
 def test_values_that_are_skipped_are_not_read() -> None:
@@ -97,6 +104,17 @@ def test_values_that_are_skipped_are_not_read() -> None:
     case.cache.slabs.value_meta[chosen] = float("nan")
     assert torch.equal(attended(case, 0.999)[0], out)
     assert attended(case, 0.0)[0].isnan().all()
+
+
+def test_masses_bound_blocks_that_float32_has_no_exponent_for() -> None:
+    case = skipping(bounds_of([700], warm=64), 1, 2, 64, SERVED_FORMATS)
+    case.query[:] *= 60
+    right = expected(case, 0.5)
+    came = attended(case, 0.5)
+    assert (right[3] - right[3][0, 0, :6].amax(0) < -130).any()
+    assert came[3].isfinite()[:, :, :6].all()
+    raised = 2 * case.query[0].float().norm(dim=-1) * case.scale * case.reach[0]
+    assert (came[3] >= right[3] - 0.5 * raised / math.log(2))[:, :, :6].all()
 
 
 def test_part_of_a_projection() -> None:
@@ -120,7 +138,11 @@ def test_heads_of_other_sizes_are_refused() -> None:
 
 def test_too_few_places_for_blocks_are_noticed() -> None:
     case = skipping(bounds_of([500], warm=64), 1, 1, 64, INT4)
-    few = case._replace(skips=case.skips[:, :, :2].clone(), masses=case.masses[:, :, :2].clone())
+    few = case._replace(
+        skips=case.skips[:, :, :2].clone(),
+        masses=case.masses[:, :, :2].clone(),
+        left_out=case.left_out[:, :, :2].clone(),
+    )
     with pytest.raises(DeviceAssertion, match="blocks that skips have no place for"):
         attended(few, 0.1)
 
@@ -128,5 +150,5 @@ def test_too_few_places_for_blocks_are_noticed() -> None:
 def test_every_launch_of_a_served_model_has_its_variant() -> None:
     case = skipping(bounds_of([700, 0]), 2, 8, 128, SERVED_FORMATS)
     plan = tiered_plan(case.bounds, 3, case.formats)
-    arguments = (*case.cache[:3], plan, case.formats, 0.1, case.skips, case.masses, case.reach, 0.1)
+    arguments = (*case.cache[:3], plan, case.formats, 0.1, *case[4:], 0.1)
     assert_bundled(lambda: tiered_skip(case.query, *arguments))

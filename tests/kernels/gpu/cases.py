@@ -168,14 +168,14 @@ def skip_calls(head_dim: int, device: str) -> dict[str, Callable[[], object]]:
             each.to(device) for each in (case.query, plan, *case.cache[1:3], *case[4:])
         )
         slabs = Slabs(*(each.to(device) for each in case.cache.slabs))
-        tables, (skips, masses, reach) = rest[:2], rest[2:]
+        tables, state = rest[:2], rest[2:]
         for epsilon in (0.0, 0.99):
-            arguments = (slabs, *tables, plan, formats, 0.1, skips, masses, reach, epsilon)
+            arguments = (slabs, *tables, plan, formats, 0.1, *state, epsilon)
             name = f"tiered_skip {formats.key_bits}, {formats.value_bits}, {epsilon}"
             calls[name] = partial(tiered_skip, query, *arguments)
         lse, bounds = torch.ones(3, 6, device=device), case.bounds.to(device)
         name = f"skip_list {formats.value_bits}"
-        calls[name] = partial(skip_list, masses.fill_(-3.0), lse, bounds, formats, 0.03)
+        calls[name] = partial(skip_list, state[1].fill_(-3.0), lse, bounds, formats, 0.03)
     return calls
 
 

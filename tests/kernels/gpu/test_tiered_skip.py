@@ -25,22 +25,24 @@ def arguments_of(case: Skipping, num_runs: int) -> tuple[object, ...]:
     slabs = Slabs(*on_gpu(list(case.cache.slabs)))
     key_tables, value_tables, bounds = on_gpu(list(case.cache[1:]))
     plan = tiered_plan(bounds, num_runs, case.formats)
-    state = on_gpu([case.skips, torch.full_like(case.masses, float("nan")), case.reach])
+    state = on_gpu([case.skips, case.masses, case.left_out, case.reach])
     return slabs, key_tables, value_tables, plan, case.formats, case.scale, *state
 
 
 def assert_right(case: Skipping, epsilon: float, num_runs: int) -> None:
     arguments = arguments_of(case, num_runs)
     results = tiered_skip(case.query.cuda(), *arguments, epsilon, torch.float32)
-    masses = torch.full_like(case.masses, float("nan"))
-    others = (case.formats, case.scale, case.skips, masses, case.reach, epsilon)
+    masses, left_out = case.masses.clone(), case.left_out.clone()
+    others = (case.formats, case.scale, case.skips, masses, left_out, case.reach, epsilon)
     right = reference.tiered_skip(case.query, *case.cache, *others)
     for one, other, atol in zip(results, right, (ATOL, ATOL, 4e-3), strict=True):
         torch.testing.assert_close(one.cpu().double(), other, rtol=1e-4, atol=atol)
-    torch.testing.assert_close(arguments[7].cpu(), masses, rtol=1e-4, atol=4e-3, equal_nan=True)
+    came = arguments[7].cpu()
+    torch.testing.assert_close(came, masses, rtol=1e-4, atol=4e-3, equal_nan=True)
+    assert torch.equal(arguments[8].cpu(), left_out)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.999])
+@pytest.mark.parametrize("epsilon", [0.0, 0.3, 0.999])
 @pytest.mark.parametrize("formats", FORMATS)
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "size"),
