@@ -66,7 +66,7 @@ class Run:
         self.progress(f"exact in {exact_cache.dtype}: {exact.targets.numel()} tokens")
         said = self._recall(session, None)
         self.recalled[exact_cache.dtype] = self._held(said, said)
-        self.progress(f"exact in {exact_cache.dtype}: {_shares(self.recalled[exact_cache.dtype])}")
+        self._tell_recall("exact", self.recalled[exact_cache.dtype])
         if exact_cache in caches:
             self._compare(session, exact, said, caches.pop(exact_cache))
             yield
@@ -101,7 +101,11 @@ class Run:
         for setting in settings:
             recalled = self._held(self._recall(session, setting), said)
             self.found[setting.name]["recall"] = recalled
-            self.progress(f"{setting.name}: {_shares(recalled)}")
+            self._tell_recall(setting.name, recalled)
+
+    def _tell_recall(self, name: str, recalled: Mapping[str, Any]) -> None:
+        if self.tasks:
+            self.progress(f"{name}: {_shares(recalled)}")
 
     def _recall(self, session: Session, setting: Setting | None) -> list[list[int]]:
         emulated = None if setting is None else setting.emulated
@@ -177,7 +181,7 @@ def _run(arguments: argparse.Namespace, progress: Progress) -> None:
             write_gpu_results(arguments.out, arguments.sha, command, rows, {"more": run.more()})
             progress(f"wrote {arguments.out}")
     for row in rows_of(run.found):
-        print(_told(row))
+        print(told(row))
 
 
 def _line(setting: Setting, text: Text, told: Mapping[str, Any]) -> str:
@@ -192,10 +196,12 @@ def _shares(recalled: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {share:.2f}" for name, share in recalled.items() if name != "answers")
 
 
-def _told(row: Row) -> str:
-    verdict = {None: "", True: "met", False: "MISSED"}[row.meets_floor]
+def told(row: Row) -> str:
+    """One line, for people: KLs are too small for the table of other benchmarks."""
+    verdict = {None: "", True: " met", False: " MISSED"}[row.meets_floor]
     beside = "" if row.peer is None else f", {row.peer} {row.peer_value:.3g}"
-    return f"{row.case:28} {row.ours:9.3g} {row.unit}{beside}; {row.floor:g} {verdict}"
+    bar = "" if row.floor is None else f"; {row.floor:g} ({row.floor_of}){verdict}"
+    return f"{row.case:30} {row.ours:9.3g} {row.unit}{beside}{bar}"
 
 
 def _arguments() -> argparse.Namespace:

@@ -146,6 +146,9 @@ def test_the_promised_bars_are_there_and_take_the_worse_text() -> None:
     assert {case for case, row in rows.items() if row.meets_floor is False} == {
         *("kl_k8v4", PASSKEY_EQUAL)
     }
+    lines = [command.told(row) for row in rows.values()]
+    assert len([line for line in lines if line.endswith("MISSED")]) == 2
+    assert len([line for line in lines if line.endswith(" met")]) == 5 + len(beside)
     assert rows["kl_k8v4"].ours == pytest.approx(0.00045)
     assert rows["top1_k8v4"].ours == pytest.approx(1 - 0.0045)
     assert rows["kl_int4_code_vs_vllm_int4"].ratio == pytest.approx(4)
