@@ -133,7 +133,8 @@ def read_back(exact: torch.Tensor, bits: int, grain: Grain) -> torch.Tensor:
     scale = ((greatest - least) / levels).clamp_min(MIN_SCALE).half().float()
     zero = least.half().float()
     codes = ((grains - zero) / scale).round().clamp(0, levels)
-    return (codes * scale + zero).reshape(exact.shape)
+    back: torch.Tensor = codes * scale + zero
+    return back.reshape(exact.shape)
 
 
 INT4, K8V4, INT8 = OurFormat(4, 4), OurFormat(8, 4), OurFormat(8, 8)

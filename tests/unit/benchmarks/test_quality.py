@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.errors import MeasurementFailed
+from benchmarks.errors import GateRed, MeasurementFailed
 from benchmarks.quality import command, report
 from benchmarks.quality.bars import BARS, FOUR_BIT_PEERS, PASSKEY_EQUAL, rows_of
 from benchmarks.quality.command import Run
 from benchmarks.quality.forced import SCORED_FROM, Comparison, Exact
 from benchmarks.quality.intervals import Interval, means_along
 from benchmarks.quality.recall import ANSWER_TOKENS, CHAT, DEPTHS, LIST, PASSKEY, answers, tasks
-from benchmarks.quality.settings import BY_NAME, FLOOR
+from benchmarks.quality.settings import BY_NAME, FLOOR, Setting
 from benchmarks.quality.texts import Text, Tokenizer, real_texts
+from benchmarks.results import Row
 from engine.models.model_config import ModelConfig
 from tests.unit.engine.tiny_checkpoint import SIZES, save_tiny
 
@@ -191,6 +193,76 @@ def test_a_page_gets_its_table_and_pictures_from_the_file(tmp_path: Path) -> Non
     page.write_text("no place")
     with pytest.raises(MeasurementFailed, match="expected <!-- figures: begin -->"):
         report.main(file, page)
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What a run on a GPU did, in order; nothing of it is really done."""
+    done: list[str] = []
+
+    def measure(run: Run, settings: list[Setting]) -> Iterator[None]:
+        run.found |= made_up()
+        done.append(" ".join(each.name for each in settings))
+        yield
+
+    monkeypatch.setattr(command, "require_idle_gpu", lambda: done.append("idle"))
+    monkeypatch.setattr(command, "require_green_tiers", lambda: done.append("gate"))
+    monkeypatch.setattr(command.Tokenizer, "of", lambda _: LETTERS)
+    monkeypatch.setattr(command, "weights_sha256", lambda _: "ab" * 32)
+    monkeypatch.setattr(Run, "measure", measure)
+
+    def write(file: Path, sha: str, told: str, rows: list[Row], more: dict[str, Any]) -> None:
+        done.append(f"{file.name} {sha} {len(rows)} rows, {list(more)}: {told}")
+
+    monkeypatch.setattr(command, "write_gpu_results", write)
+    arguments = ["quality", "--model", str(tmp_path), "--sha", "abc", "--out", "a/kv-quality.json"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--settings", "int4", "kivi4"])
+    return done
+
+
+def test_the_file_is_written_behind_the_gate(
+    called: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert command.main() == 0
+    assert called[:3] == ["idle", "gate", "int4 kivi4"]
+    assert called[3].startswith(
+        "kv-quality.json abc 19 rows, ['more']: python -m benchmarks.quality"
+    )
+    assert str(tmp_path) not in called[3]
+    assert len(capsys.readouterr().out.splitlines()) == 19
+
+
+def test_nothing_is_measured_behind_a_red_gate(
+    called: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def red() -> None:
+        raise GateRed("a test failed")
+
+    monkeypatch.setattr(command, "require_green_tiers", red)
+    assert command.main() == 1
+    assert called == ["idle"]
+    assert "GateRed: a test failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--out", "f.json"], "--out needs --sha"),
+        (["--out", "f.json", "--sha", "a", "--device", "cpu"], "--out needs a GPU"),
+        (["--out", "f.json", "--sha", "a", "--no-recall"], "leave --no-recall out"),
+        (["--tokens", "1024"], "must be above 1024"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    options: list[str],
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["quality", "--model", "folder", *options])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert why in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
