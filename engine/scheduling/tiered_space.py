@@ -63,7 +63,7 @@ class TieredSpace:
         return min(arena.num_unreferenced_slabs // arena.grain for arena in self._arenas)
 
     def require_capacity(self, max_model_len: int) -> None:
-        needed = self._sum((self._worst(max_model_len), self._growth))
+        needed = self._by_arena(lambda config, part: num_slabs_needed(config, part, max_model_len))
         for index, (arena, num_slabs) in enumerate(zip(self._arenas, needed, strict=True)):
             if arena.num_slabs < num_slabs:
                 group, part = divmod(index, len(Part))
@@ -306,6 +306,14 @@ class TieredSpace:
     def _can_give_now(self, needed: Slabs) -> bool:
         pairs = zip(self._arenas, needed, strict=True)
         return all(num == 0 or arena.num_available_slabs >= num for arena, num in pairs)
+
+
+def num_slabs_needed(config: TierConfig, part: Part, max_model_len: int) -> int:
+    """Without which one sequence, alone, could not reach every length up to `max_model_len` from a
+    prompt of any length."""
+    cell_end = max_model_len // config.cell_tokens * config.cell_tokens  # holds most in bf16
+    most = max(_num_most(config, part, num_tokens) for num_tokens in (cell_end, max_model_len))
+    return most + _num_growing(config, part)
 
 
 def _decode_need(tenure: Tenure) -> Slabs:

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from engine.cache.formats import COLD_FORMATS, Part
 from engine.cache.kv_arenas import KvArenas
 from engine.cache.tier_config import TierConfig
 from engine.config import SchedulerConfig
@@ -12,7 +13,7 @@ from engine.errors import CacheTooSmall, IntegrityError
 from engine.sampling_params import SamplingParams
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.tenure import ArenaGroup
-from engine.scheduling.tiered_space import TieredSpace
+from engine.scheduling.tiered_space import TieredSpace, num_slabs_needed
 from engine.sequence import FinishReason, Sequence
 from tests.fakes.executor import expected_completion
 from tests.fakes.tiered_executor import TieredFakeExecutor
@@ -24,9 +25,18 @@ VOCAB_SIZE = 97
 
 
 class Bench:
-    def __init__(self, num_slabs=200, *, ahead=0, max_num_batched_tokens=64, context=64, **options):
-        arenas = KvArenas.create(num_slabs, num_slabs, CONFIG)
-        self.group = ArenaGroup(CONFIG, arenas, b"version")
+    def __init__(
+        self,
+        num_slabs=200,
+        *,
+        ahead=0,
+        max_num_batched_tokens=64,
+        context=64,
+        config=CONFIG,
+        **options,
+    ):
+        arenas = KvArenas.create(num_slabs, num_slabs, config)
+        self.group = ArenaGroup(config, arenas, b"version")
         self.space = TieredSpace([self.group], b"model", **options)
         config = SchedulerConfig(8, max_num_batched_tokens)
         self.scheduler = Scheduler(config, self.space, context)
@@ -204,6 +214,28 @@ def test_an_arena_must_hold_the_context_and_what_it_takes_to_move_on():
         CacheTooSmall, match=r"max_model_len 64 needs \d+ slabs of keys in layer group 0.* holds 30"
     ):
         Bench(num_slabs=30)
+
+
+@pytest.mark.parametrize("cold_format", COLD_FORMATS)
+@pytest.mark.parametrize("context", [64, 66, 70, 98])
+def test_in_an_arena_that_just_holds_the_context_any_prompt_comes_to_its_end(context, cold_format):
+    """Most is held where a cell ends, and it is given back only by what comes after."""
+    config = TierConfig(
+        cold_format=cold_format,
+        sink_tokens=4,
+        hot_tokens=8,
+        warm_tokens=32,
+        cell_tokens=32,
+        block_size=4,
+    )
+    num_slabs = max(num_slabs_needed(config, part, context) for part in Part)
+    for num_prompt_tokens in range(24, context, 4):
+        bench = Bench(num_slabs, ahead=1, context=context, config=config)
+        bench.add("a", range(num_prompt_tokens), context - num_prompt_tokens)
+        bench.drain(max_steps=100)
+        assert bench.engine.totals.preemptions == 0
+    with pytest.raises(CacheTooSmall):
+        Bench(num_slabs - 2, context=context, config=config)
 
 
 def test_check_integrity_names_what_disagrees():
