@@ -18,7 +18,7 @@ from engine.execution.tiered_pages import num_pages_for
 from engine.execution.triton_attention import TritonAttention
 from engine.models.model_config import ModelConfig
 from engine.ranks.group import Ranks
-from engine.scheduling.tiered_space import TieredSpace
+from engine.scheduling.tiered_space import TieredSpace, num_slabs_needed
 from engine.tiering import arena_groups, tier_groups
 from kernels.tiered_decode.reference import ROWS, SIZES
 
@@ -77,7 +77,7 @@ def plan_tiers(
     config: EngineConfig, local: ModelConfig, layers_of: LayersOf, ranks: Ranks, max_model_len: int
 ) -> tuple[TierGroup, ...]:
     """As many slabs as `kv_cache_bytes` hold, but no more than all sequences of full length could
-    use. Raises CacheTooSmall where one could not end."""
+    use, or may claim where that is more. Raises CacheTooSmall where one could not end."""
     assert config.cache.kv_cache_bytes is not None, "measured by now"
     fitting = tier_groups(layers_of, local, config.cache.kv_cache_bytes, max_model_len)
     groups = tuple(_capped(group, config.scheduler, max_model_len) for group in fitting)
@@ -91,9 +91,8 @@ def _capped(group: TierGroup, limits: SchedulerConfig, max_model_len: int) -> Ti
     def most(part: Part) -> int:
         ages = (tiers.prefill_ages(last), tiers.decode_ages(last))
         of_one = max(tiers.num_slabs(each, max_model_len, part) for each in ages)
-        of_all = STILL_HELD * limits.max_num_sequences * of_one
-        grain = tiers.cold[part].num_slabs
-        return -(-of_all // grain) * grain
+        claimed = num_slabs_needed(tiers, part, max_model_len)
+        return limits.max_num_sequences * max(STILL_HELD * of_one, claimed)
 
     return replace(
         group,
