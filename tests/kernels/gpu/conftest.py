@@ -29,10 +29,14 @@ BUNDLED_IN_PART = {
     "paged_prefill",
     "paged_prefill_merge",
     "paged_prefill_split",
+    "skip_list",
     "tiered_append",
     "tiered_decode",
     "tiered_decode_merge",
     "tiered_plan",
+    "tiered_skip",
+    "tiered_skip_again",
+    "tiered_skip_merge",
 }
 
 
