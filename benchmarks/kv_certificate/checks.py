@@ -11,10 +11,11 @@ from kernels.tiered_decode.api import num_runs_of
 from kernels.tiered_decode.reference import dequantised
 from kernels.tiered_plan.api import tiered_plan
 from kernels.tiered_skip.api import tiered_skip
+from kernels.tiered_skip.rounding import SUM_ERROR
 
-# What the kernel's own arithmetic may add to an error, over the longest value: the bar of
-# tiered_decode's worst relative error.
+# What rounded weights and values may add to an error, over the longest value.
 ARITHMETIC = 2e-3
+FLOAT64 = 1e-12  # what this module's own arithmetic may
 MIN_SKIPPED = 0.3
 LN_2 = 0.6931471805599453
 
@@ -44,8 +45,8 @@ class Exact:
 @dataclass
 class Tally:
     """checks: of a query with at least MIN_SKIPPED of its cold blocks skipped, its certificate.
-    masses: of blocks. Violations: a share of the softmax beyond it, an error beyond it, a block
-    beyond its mass."""
+    masses: of blocks. Violations, of all queries: a share of the softmax beyond it, an error beyond
+    it or beyond the kernel's arithmetic, a block beyond its mass."""
 
     checks: int = 0
     masses: int = 0
@@ -114,41 +115,52 @@ class Launch:
 
     def tally(self) -> Tally:
         out, lse, skipped, masses, left_out = (each.double() for each in self.certified())
-        num, num_heads, size = self.query.shape
-        num_kv_heads, num_cold = self.skips.shape[1], self.stored.num_cold
-        group, sink = num_heads // num_kv_heads, self.stored.bounds[0]
-        queries = self.query.double().view(num, num_kv_heads, group, size).transpose(0, 1)
-        scores = self.scale * torch.bmm(queries.flatten(1, 2), self.exact.keys.transpose(1, 2))
-        scores = scores.view(num_kv_heads, num, group, -1)
-        whole = scores.logsumexp(-1)
-        cold = scores[..., sink : sink + BLOCK_TOKENS * num_cold]
-        blocks = cold.unflatten(-1, (num_cold, BLOCK_TOKENS)).logsumexp(-1)
+        num_cold, sink = self.stored.num_cold, self.stored.bounds[0]
+        queries = self._by_heads(self.query.double())
+        scores = self.scale * torch.einsum("kqgd,ktd->kqgt", queries, self.exact.keys)
+        whole = scores.logsumexp(-1, keepdim=True)
+        weights = scores.sub_(whole).exp_()
+        cold = weights[..., sink : sink + BLOCK_TOKENS * num_cold]
+        cold = cold.unflatten(-1, (num_cold, BLOCK_TOKENS))
+        blocks = cold.sum(-1)
         is_skipped = left_out[..., :num_cold].bool().transpose(0, 1)[:, :, None]
         is_skipped = is_skipped.expand_as(blocks)
-        share = (blocks.masked_fill(~is_skipped, float("-inf")).logsumexp(-1) - whole).exp()
-        certified = torch.sigmoid(skipped - lse).nan_to_num()
-        certified = certified.view(num, num_kv_heads, group).transpose(0, 1)
+        share = (blocks * is_skipped).sum(-1)
+        certified = self._by_heads(torch.sigmoid(skipped - lse).nan_to_num())
 
-        scores.sub_(whole[..., None]).exp_()
-        exact = torch.bmm(scores.flatten(1, 2), self.exact.values).view_as(queries)
-        came = out.view(num, num_kv_heads, group, size).transpose(0, 1)
-        longest = self.exact.longest[:, None, None].expand_as(is_skipped)
-        longest = longest.masked_fill(~is_skipped, 0.0).amax(-1)
-        bound = certified * (longest + came.norm(dim=-1))
-        bound = bound + ARITHMETIC * self.exact.longest_of_all[:, :, None]
-        error = (came - exact).norm(dim=-1)
+        exact = torch.einsum("kqgt,ktd->kqgd", weights, self.exact.values)
+        cold.masked_fill_(is_skipped[..., None], 0.0)
+        attended = torch.einsum("kqgt,ktd->kqgd", weights, self.exact.values)
+        attended /= weights.sum(-1, keepdim=True)
+        longest = self.exact.longest[:, None, None] * is_skipped
+        certain = certified * (longest.amax(-1) + attended.norm(dim=-1))
+        is_off = (attended - exact).norm(dim=-1) > certain + FLOAT64
+        came = self._by_heads(out)
+        is_off |= ~((came - attended).norm(dim=-1) <= self._arithmetic(queries, came))
         raised = LN_2 * masses[:, :, :num_cold].permute(1, 0, 3, 2)
+        is_heavier = ~(blocks.log() + whole <= raised)
         counts = is_skipped.double().mean(-1) >= MIN_SKIPPED
-        tightest = (share / certified)[counts].amax() if counts.any() else torch.zeros(())
         return Tally(
             checks=int(counts.sum()),
             masses=blocks.numel(),
-            shares_violated=int((share > certified).sum()),
-            errors_violated=int((~(error <= bound)).sum()),
-            masses_violated=int((~(blocks <= raised)).sum()),
+            shares_violated=int((share > certified + FLOAT64).sum()),
+            errors_violated=int(is_off.sum()),
+            masses_violated=int(is_heavier.sum()),
             launched=counts.numel(),
-            tightest=float(tightest),
+            tightest=float((share / certified).nan_to_num().masked_fill(~counts, 0.0).amax()),
         )
+
+    def _by_heads(self, each: torch.Tensor) -> torch.Tensor:
+        """[num_queries, num_heads, ...] -> [num_kv_heads, num_queries, group, ...]."""
+        return each.unflatten(1, (self.skips.shape[1], -1)).transpose(0, 1)
+
+    def _arithmetic(self, queries: torch.Tensor, came: torch.Tensor) -> torch.Tensor:
+        """By how much the kernel's result may be off from exact attention to the same blocks, for
+        its scores are, by what `rounding` proves, and its weights and values."""
+        reach = self.stored.reach[self.sequence].double()[:, None, None]
+        off = torch.exp(queries.norm(dim=-1) * self.scale * reach + SUM_ERROR)
+        longest = self.exact.longest_of_all[:, :, None]
+        return off * (off - 1) * (longest + came.norm(dim=-1)) + ARITHMETIC * longest
 
 
 def tally_of(launches: Iterator[Launch], wanted: int) -> Tally:
