@@ -23,9 +23,10 @@ test: check ## check, then the whole CPU suite with real Ray and real weights
 	$(BIN)/python -m pytest -n 2 $(COMPUTING)
 	$(BIN)/python -m pytest $(addprefix --ignore ,$(COMPUTING))
 
-bench: $(INSTALLED) ## measure beside the peers, into benchmarks/results: about 12 minutes on a quiet machine
+bench: $(INSTALLED) ## measure beside the peers, into benchmarks/results and docs/performance.md: about 12 minutes on a quiet machine
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.router
+	$(BIN)/python -m benchmarks.report
 
 conformance: $(INSTALLED) ## the official anthropic and openai SDKs' own tests against the router, and through its proxy backend
 	$(BIN)/python -m tests.conformance.run

@@ -4,6 +4,7 @@ BenchmarkError
     GateRed          the correctness tests of what is measured do not pass
     DirtyTree        the code that is measured is not committed
     MeasurementFailed  something under measurement did not start, or did not do the same work
+    UnreadableResults  a file of results is not as `benchmarks/results.py` writes it
 """
 
 
@@ -20,4 +21,8 @@ class DirtyTree(BenchmarkError):
 
 
 class MeasurementFailed(BenchmarkError):
+    pass
+
+
+class UnreadableResults(BenchmarkError):
     pass
