@@ -2,7 +2,7 @@
 
 For each `--format` the attention of SmolLM2 (or of the model in the folder `--model`) is trained
 under cache dropout, by default on what the model itself, as it came, says about the same text with
-its exact cache: that way it keeps its answers. Then, on text that it was not trained on, a table:
+its exact cache. A second pass of each step, exact, holds it to the same answers (`--anchor`). Then, on text that it was not trained on, a table:
 what full precision loses and what the tiers cost, before and after. Prose is the help of Python's
 own language; code, never trained on, is from its standard library.
 """
@@ -110,9 +110,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warm", type=int, default=128, help="tokens")
     parser.add_argument("--steps", type=int, default=40, help="of one window each")
     parser.add_argument("--windows", type=int, default=8, help="of each held-out text, at most")
-    parser.add_argument("--probability", type=float, default=0.5)
-    parser.add_argument("--learning-rate", type=float, default=1e-4)
-    parser.add_argument("--loss", choices=LOSSES, default="distil")
+    parser.add_argument("--probability", type=float, default=1.0, help="of layers that age")
+    parser.add_argument("--learning-rate", type=float, default=5e-5)
+    parser.add_argument("--loss", choices=LOSSES, default="distil", help="under cache dropout")
+    parser.add_argument(
+        "--anchor", type=float, default=1.0, help="weight of KL(start || full), 0: no such pass"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sha", help="the commit that is run, where there is no git")
     parser.add_argument("--out", type=Path)
@@ -216,6 +219,9 @@ def fine_tune(
             logits = logits_of(model, window)[first:]
         loss = LOSSES[arguments.loss](logits, of_start, window[first:])
         loss.backward()
+        if arguments.anchor:
+            kept = distil(logits_of(model, window)[first:], of_start, window)
+            (arguments.anchor * kept).backward()
         torch.nn.utils.clip_grad_norm_(trained, MAX_NORM)
         for group in optimizer.param_groups:
             group["lr"] = arguments.learning_rate * share_of_rate(step, arguments.steps)
