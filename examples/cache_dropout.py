@@ -2,9 +2,10 @@
 
 For each `--format` the attention of SmolLM2 (or of the model in the folder `--model`) is trained
 under cache dropout, by default on what the model itself, as it came, says about the same text with
-its exact cache. A second pass of each step, exact, holds it to the same answers (`--anchor`). Then, on text that it was not trained on, a table:
-what full precision loses and what the tiers cost, before and after. Prose is the help of Python's
-own language; code, never trained on, is from its standard library.
+its exact cache. A second pass of each step, exact, holds it to the same answers (`--anchor`). Then,
+on text that it was not trained on, a table: what full precision loses and what the tiers cost,
+before and after. Prose is the help of Python's own language; code, never trained on, is from its
+standard library.
 """
 
 import argparse
