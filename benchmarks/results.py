@@ -5,14 +5,14 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Self
 
-from benchmarks.errors import DirtyTree, GateRed
+from benchmarks.errors import DirtyTree
+from benchmarks.gate import require_passing
 
 ROOT = Path(__file__).parents[1]
 MEASURED_FOLDERS = ("benchmarks", "cluster", "deployments", "engine", "kernels", "router")
@@ -88,7 +88,7 @@ class Recording:
                 "expected the measured folders as committed, these differ: "
                 f"{', '.join(changed)}; commit them, or pass --allow-dirty"
             )
-        _run_gate(root, gate, gate_timeout_s)
+        require_passing("pytest", ["-q", "-x", *gate], root, gate_timeout_s)
         return cls(name, root, head, bool(changed), allow_dirty)
 
     def write(
@@ -124,24 +124,6 @@ def cpu_name() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
-
-
-def _run_gate(root: Path, gate: Sequence[str], gate_timeout_s: float) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", *gate]
-    try:
-        ran = subprocess.run(
-            command, cwd=root, capture_output=True, text=True, timeout=gate_timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired as exc:
-        raise GateRed(
-            f"no numbers without green tests: `{' '.join(command)}` took longer than "
-            f"{gate_timeout_s:g} s; is the machine busy?"
-        ) from exc
-    if ran.returncode != 0:
-        raise GateRed(
-            f"no numbers without green tests: `{' '.join(command)}` ended with "
-            f"{ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-500:]}"
-        )
 
 
 def _changes_since(root: Path, head: str) -> list[str]:

@@ -1,12 +1,11 @@
 """No numbers of tiers without green tests of them, on the same GPU: their kernels, and engines."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.errors import GateRed
+from benchmarks.gate import require_passing
 from benchmarks.kernels.gate import require_green
 from benchmarks.results import ROOT
 
@@ -14,7 +13,7 @@ KERNEL_TESTS = Path("tests/kernels/gpu")
 KERNEL_FILES = ("test_kv_*.py", "test_tiered_*.py")
 ENGINE_TESTS = Path("tests/engine_gpu")
 ENGINE_FILES = ("test_tier*.py", "test_tokens.py")  # with tiers, and exact
-PYTEST = ("-m", "pytest", "-q", "-x", "-m", "gpu", "-c", "/dev/null", "--rootdir=.")
+CHOSEN = ("-q", "-x", "-m", "gpu", "-c", "/dev/null", "--rootdir=.")
 OPTIONS = (f"--confcutdir={ENGINE_TESTS}", "-p", "no:cacheprovider")
 TIMEOUT_S = 300
 
@@ -38,15 +37,6 @@ def _found(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _require_engine(files: list[str]) -> None:
-    command = [sys.executable, *PYTEST, *OPTIONS, *files]
-    try:
-        ran = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired as exc:
-        raise GateRed(f"{', '.join(files)} took longer than {TIMEOUT_S} s") from exc
-    if ran.returncode or " passed" not in ran.stdout:
-        raise GateRed(
-            f"no numbers without green tests: {', '.join(files)} ended with {ran.returncode}:\n"
-            f"{ran.stdout[-6000:]}{ran.stderr[-500:]}"
-        )
+    printed = require_passing("pytest", [*CHOSEN, *OPTIONS, *files], ROOT, TIMEOUT_S)
+    if " passed" not in printed:
+        raise GateRed(f"expected tests that pass in {', '.join(files)}, pytest said:\n{printed}")
