@@ -1,5 +1,6 @@
 """How long steps take beside others of their kind, and whether memory grows."""
 
+import ctypes
 import os
 import statistics
 from array import array
@@ -103,5 +104,9 @@ def cuda_bytes(device: str) -> dict[str, float]:
 
 
 def resident_bytes() -> dict[str, float]:
+    """What nobody has is given back first. How much of it the allocator would keep depends on what
+    lies behind it, and moved by 27 MB of 1.1 GB with the sequences of a soak that leaks nothing."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # of the GNU C library
+        trim(0)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {"rss": pages * os.sysconf("SC_PAGE_SIZE")}
