@@ -23,7 +23,7 @@ Write = Callable[[dict[str, str]], list[str]]
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     """Two shards of the files written."""
     monkeypatch.setattr(run, "FOLDER", tmp_path)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr(run, "num_cores", lambda: 2)
 
     def write(sources: dict[str, str]) -> list[str]:
         for file, source in sources.items():
@@ -62,6 +62,14 @@ def test_what_ran_is_told_and_a_shard_of_none_is_no_failure(
     assert sum(" passed" in line for line in shards) == 1
     assert alone.startswith("test_scope.py")
     assert "9 passed" in alone
+
+
+def test_cores_are_those_that_we_may_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 32)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {3, 5}, raising=False)
+    assert run.num_cores() == 2
+    monkeypatch.delattr("os.sched_getaffinity")
+    assert run.num_cores() == 32
 
 
 def test_what_failed_is_shown(written: Write, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
-"""`python -m tests.kernels.gpu.run [FILE ...]`: the GPU tests, dealt over a process for each core;
-the files that measure time or memory have the GPU to themselves, at the end.
+"""`python -m tests.kernels.gpu.run [FILE ...]`: the GPU tests, dealt over a process for each core
+that we may run on; the files that measure time or memory have the GPU to themselves, at the end.
 
 Exits with 1 and shows what failed.
 """
@@ -65,9 +65,16 @@ def run(name: str, files: Sequence[str], *options: str) -> Ran:
     return Ran(name, time.monotonic() - started_s, ran.stdout, has_failed)
 
 
+def num_cores() -> int:
+    """That this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def run_each(files: Sequence[str]) -> Iterator[Ran]:
     """As they end: the shards of what runs together, then what runs alone."""
-    count = min(os.cpu_count() or 1, MAX_SHARDS)
+    count = min(num_cores(), MAX_SHARDS)
     if together := [file for file in files if file not in ALONE]:
         with ThreadPoolExecutor(count) as pool:
             shards = [f"{number}/{count}" for number in range(1, count + 1)]
