@@ -33,26 +33,29 @@ def child(
         try:
             if cores is not None:
                 os.sched_setaffinity(process.pid, cores)  # threads and children inherit it
-            if not _is_ready(process, ready_url, timeout_s):
+            failure = _await(process, ready_url, timeout_s)
+            if failure is not None:
                 log.seek(0)
                 raise MeasurementFailed(
-                    f"expected {ready_url} to answer within {timeout_s:.0f} s, but `{command[0]} "
-                    f"... {command[-1]}` said:\n{log.read()[-3000:]}"
+                    f"`{command[0]} ... {command[-1]}` {failure}; it said:\n{log.read()[-3000:]}"
                 )
             yield process.pid
         finally:
             _stop(process)
 
 
-def _is_ready(process: subprocess.Popen[bytes], url: str, timeout_s: float) -> bool:
-    deadline_s = time.monotonic() + timeout_s
+def _await(process: subprocess.Popen[bytes], url: str, timeout_s: float) -> str | None:
+    """What it did instead of answering; None once it answers."""
+    started_s = time.monotonic()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    while time.monotonic() < deadline_s and process.poll() is None:
+    while (waited_s := time.monotonic() - started_s) < timeout_s:
+        if (status := process.poll()) is not None:
+            return f"ended with {status} after {waited_s:.0f} s, before {url} answered"
         with contextlib.suppress(OSError), opener.open(url, timeout=5) as answer:
             if answer.status == 200:
-                return True
+                return None
         time.sleep(0.1)
-    return False
+    return f"did not answer at {url} within {timeout_s:.0f} s"
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
