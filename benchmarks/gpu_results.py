@@ -2,7 +2,6 @@
 copied there."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -11,9 +10,11 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.nvidia_smi import query_gpu
 from benchmarks.results import Row
 
 PACKAGES = ("torch", "triton")
+CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem")
 
 
 def write_gpu_results(
@@ -21,14 +22,13 @@ def write_gpu_results(
 ) -> None:
     """As benchmarks/results.py does, and the driver and clocks of the GPU. `more` has what else
     this benchmark says: shapes, samples, versions of peers."""
-    queried = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem"
-    driver, *clocks = _nvidia_smi(queried)
+    driver, *clocks = query_gpu("driver_version", *CLOCKS)
     python = ".".join(map(str, sys.version_info[:3]))
     content = {
         "sha": sha,
         "date": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
         "gpu": torch.cuda.get_device_name(),
-        "clocks": dict(zip(queried.split(",")[1:], clocks, strict=True)),
+        "clocks": dict(zip(CLOCKS, clocks, strict=True)),
         "versions": {
             "python": python,
             **{package: version(package) for package in PACKAGES},
@@ -41,10 +41,3 @@ def write_gpu_results(
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-
-def _nvidia_smi(queried: str) -> list[str]:
-    index = torch.cuda.current_device()
-    command = ["nvidia-smi", f"--query-gpu={queried}", "--format=csv,noheader", f"--id={index}"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    return [each.strip() for each in ran.stdout.strip().split(",")]

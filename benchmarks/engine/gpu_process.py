@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from benchmarks.errors import MeasurementFailed
+from benchmarks.nvidia_smi import query_gpu
 from benchmarks.results import ROOT
 
 MAX_FOREIGN_MIB = 2048
@@ -94,15 +95,8 @@ def require_idle_gpu(within_s: float = FREED_WITHIN_S) -> None:
 
 
 def _used_mib() -> int:
-    index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    try:
-        ran = subprocess.run(
-            [*command, f"--id={index}"], capture_output=True, text=True, timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as exc:
-        raise MeasurementFailed(f"expected a GPU that nvidia-smi knows: {exc}") from exc
-    return int(ran.stdout.split()[0])
+    (used,) = query_gpu("memory.used")
+    return int(used.split()[0])
 
 
 def _kill_session(process: subprocess.Popen[bytes]) -> None:

@@ -218,7 +218,7 @@ def test_the_file_names_the_gpu_and_its_clocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = ["580.1", "1980 MHz", "3201 MHz", "1980 MHz", "3201 MHz"]
-    monkeypatch.setattr(gpu_results, "_nvidia_smi", lambda queried: values)
+    monkeypatch.setattr(gpu_results, "query_gpu", lambda *fields: values)
     monkeypatch.setattr(gpu_results.torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     file = tmp_path / "new" / "file.json"
 
