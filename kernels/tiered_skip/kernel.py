@@ -28,6 +28,8 @@ from kernels.tiered_skip.tiers import LOG2_E, LOST, attend_unskipped, raised_by
 
 LN_2 = tl.constexpr(0.6931471805599453)
 NUM_LIMITS = tl.constexpr(reference.NUM_LIMITS)
+LIMIT_STEP = tl.constexpr(reference.LIMIT_STEP)
+SAFE_LIMIT = tl.constexpr(reference.SAFE_LIMIT)
 NO_BLOCK = tl.constexpr(2**31 - 1)
 WARM_STAGES = tl.constexpr(decode.STAGES[8, 8])
 
@@ -165,21 +167,28 @@ def tiered_skip_kernel(
 
 
 @triton.jit
-def merged_sum(lse_ptr, num_runs, heads, group, ROWS: tl.constexpr, SPLITS: tl.constexpr):
-    """Of all runs of a sequence, for the heads of a group, [ROWS], as a logarithm to base 2."""
+def with_sums(state, lse):
+    """Sums of exponentials of some rows more, [..., ROWS], as (greatest, total over it)."""
+    greatest, total = state
+    new_greatest = tl.maximum(greatest, tl.max(lse, 0))
+    total = total * tl.exp2(greatest - new_greatest)
+    return new_greatest, total + tl.sum(tl.exp2(lse - new_greatest[None, :]), 0)
+
+
+@triton.jit
+def merged_sums(one_ptr, other_ptr, num_runs, heads, group, ROWS: tl.constexpr, SUMS: tl.constexpr):
+    """Two of all runs of a sequence, for the heads of a group, [ROWS], as logarithms to base 2."""
     row = tl.arange(0, ROWS)
-    greatest = tl.full((ROWS,), LEAST, tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    for start in range(0, num_runs, SPLITS):
-        split = start + tl.arange(0, SPLITS)
+    one = tl.full((ROWS,), LEAST, tl.float32), tl.zeros((ROWS,), tl.float32)
+    other = one
+    for start in range(0, num_runs, SUMS):
+        split = start + tl.arange(0, SUMS)
         mask = (split < num_runs)[:, None] & (row < group)[None, :]
         places = split[:, None] * heads + row[None, :]
-        lse = tl.load(lse_ptr + places, mask=mask, other=float("-inf"))
-        new_greatest = tl.maximum(greatest, tl.max(lse, 0))
-        total = total * tl.exp2(greatest - new_greatest)
-        total += tl.sum(tl.exp2(lse - new_greatest[None, :]), 0)
-        greatest = new_greatest
-    return greatest + tl.log2(total)
+        of_one = tl.load(one_ptr + places, mask=mask, other=float("-inf"))
+        of_other = tl.load(other_ptr + places, mask=mask, other=float("-inf"))
+        one, other = with_sums(one, of_one), with_sums(other, of_other)
+    return one[0] + tl.log2(one[1]), other[0] + tl.log2(other[1])
 
 
 @triton.jit
@@ -200,15 +209,9 @@ def skipped_shares(
 def heaviest_left_out(
     skips_ptr, masses_ptr, num_cold, group, lse, most, ROWS: tl.constexpr, TILE: tl.constexpr
 ):
-    """Up to which share a block stays skipped: the greatest of NUM_LIMITS, each twice the one
-    before, at which no query skips too much; at the least one none can."""
-    num_skipped = 0
-    for start in range(0, num_cold, TILE):
-        block = start + tl.arange(0, TILE)
-        is_skipped = tl.load(skips_ptr + block, mask=block < num_cold, other=0) != 0
-        num_skipped += tl.sum(is_skipped.to(tl.int32), 0)
-    least = most - tl.log2(num_skipped * 1.0)
-    limits = least + tl.arange(0, NUM_LIMITS)
+    """Up to which share a block stays skipped: the greatest limit at which no query skips too
+    much."""
+    limits = most - LIMIT_STEP * (1 + tl.arange(0, NUM_LIMITS))
     sums = tl.zeros((ROWS, NUM_LIMITS), tl.float32)
     for start in range(0, num_cold, TILE):
         _, shares = skipped_shares(skips_ptr, masses_ptr, start, num_cold, group, lse, ROWS, TILE)
@@ -216,7 +219,7 @@ def heaviest_left_out(
         weights = tl.exp2(shares)[:, :, None]
         sums += tl.sum(tl.where(is_left_out[:, None, :], weights, 0.0), 0)
     fits = tl.max(sums, 0) <= tl.exp2(tl.full((1,), 1.0, tl.float32) * most)
-    return tl.max(tl.where(fits, limits, least), 0)
+    return tl.max(tl.where(fits, limits, most - SAFE_LIMIT), 0)
 
 
 @kernel(
@@ -260,36 +263,37 @@ def tiered_skip_again_kernel(
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SUMS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     head = tl.program_id(0)
     record_ptr = plan_ptr + tl.program_id(1) * fields.RECORD_SIZE
     run = tl.load(record_ptr + fields.RUN)
+    row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
     if run == fields.NO_RUN:
         return
     group = heads // kv_heads
-    row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
     sequence_ptr = plan_ptr + (records - sequences + row) * fields.RECORD_SIZE
     num_runs = tl.load(sequence_ptr + fields.NUM_RUNS)
     first = (tl.load(sequence_ptr + fields.FIRST_RUN) + row) * heads + head * group
-    skipped = merged_sum(partial_skipped_ptr + first, num_runs, heads, group, ROWS, SPLITS)
-    lse = merged_sum(partial_lse_ptr + first, num_runs, heads, group, ROWS, SPLITS)
-    is_too_much = (skipped > float("-inf")) & ((skipped - lse <= most) == 0)
     at = (run + row) * heads + head * group
-    again_lse_ptr += at
     rows = tl.arange(0, ROWS)
+    own = tl.load(partial_skipped_ptr + at + rows, mask=rows < group, other=0.0)
+    skipped, lse = merged_sums(
+        partial_skipped_ptr + first, partial_lse_ptr + first, num_runs, heads, group, ROWS, SUMS
+    )
+    is_too_much = (skipped > float("-inf")) & ((skipped - lse <= most) == 0)
+    again_lse_ptr += at
     again_skipped_ptr += at + rows
     nothing = tl.full((ROWS,), float("-inf"), tl.float32)
     if tl.max(is_too_much.to(tl.int32), 0) == 0:
-        own = tl.load(partial_skipped_ptr + at + rows, mask=rows < group, other=0.0)
         tl.store(again_skipped_ptr, own, mask=rows < group)
         tl.store(again_lse_ptr + rows, nothing, mask=rows < group)
         return
-    own = (row * kv_heads + head) * blocks
-    skips_ptr += own
-    left_out_ptr += own
-    masses_ptr += own * group
+    places = (row * kv_heads + head) * blocks
+    skips_ptr += places
+    left_out_ptr += places
+    masses_ptr += places * group
     num_cold = tl.load(record_ptr + fields.KEY_SKIP) - 2 * tl.load(record_ptr + fields.WARM_BLOCKS)
     num_cold = num_cold // (KEY_BITS // 4)
     limit = heaviest_left_out(skips_ptr, masses_ptr, num_cold, group, lse, most, ROWS, TILE)
@@ -373,6 +377,7 @@ def tiered_skip_merge_kernel(
     SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
+    SUMS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     sequence, head = row // heads, row % heads
@@ -388,9 +393,10 @@ def tiered_skip_merge_kernel(
     state = merge_splits(
         state, partial_ptr, partial_lse_ptr, num_runs, heads, columns, SIZE, SPLITS
     )
-    skipped = merged_sum(again_skipped_ptr + first, num_runs, heads, 1, 1, SPLITS)
     again_lse_ptr += first
-    again = merged_sum(again_lse_ptr, num_runs, heads, 1, 1, SPLITS)
+    skipped, again = merged_sums(
+        again_skipped_ptr + first, again_lse_ptr, num_runs, heads, 1, 1, SUMS
+    )
     if tl.max(again, 0) > float("-inf"):
         again_ptr += first * SIZE
         state = merge_splits(

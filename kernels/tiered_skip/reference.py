@@ -7,8 +7,8 @@ by at most that times (V + |result|), V the length of the longest skipped value.
 sums within what `rounding` proves: their T is raised by twice that, and so are the blocks' masses,
 whose sums it is. Where the share may be more than epsilon for one query of a KV head, that head
 attends after all to those of its skipped blocks that are heavier than a limit: the greatest of
-NUM_LIMITS, each twice the one before, at which the others are no more than epsilon for any query.
-The least limit is epsilon's share of one block, at which none can be.
+NUM_LIMITS, LIMIT_STEP apart, at which the others are no more than epsilon for any query; else the
+safe one, at which those of four million tokens are not.
 """
 
 import math
@@ -102,10 +102,11 @@ MERGE_CONTRACT = Contract(
     heads=Count("heads"),
 )
 SIZES = (64, 128)
-NUM_LIMITS = 8
+# Below what all skipped blocks may weigh, logarithms to base 2.
+NUM_LIMITS, LIMIT_STEP, SAFE_LIMIT = 8, 1.5, 16.0
 TILE = 64  # blocks that a program looks at together, whether to read them again
-SPLITS = 8  # partial results that a program merges at a time
-MERGE_META = {"COLUMNS": 64, "SPLITS": SPLITS, "num_warps": 1}
+SUMS = 64  # of runs, that a program merges at a time
+MERGE_META = {"COLUMNS": 64, "SPLITS": 8, "SUMS": SUMS, "num_warps": 1}
 SERVED_MERGE_META = MERGE_META | {"SIZE": SERVED_SIZE}
 
 
@@ -122,7 +123,7 @@ def meta_of(formats: Formats, grains: tuple[int, int], size: int, group: int) ->
 
 def again_meta_of(meta: dict[str, int]) -> dict[str, int]:
     """Blocks come one by one there."""
-    return meta | {"STAGES": 1, "SPLITS": SPLITS, "TILE": TILE}
+    return meta | {"STAGES": 1, "SUMS": SUMS, "TILE": TILE}
 
 
 SERVED_META = meta_of(SERVED_FORMATS, SERVED_GRAINS, SERVED_SIZE, 8)
@@ -206,10 +207,10 @@ def _too_heavy(shares: torch.Tensor, is_skipped: torch.Tensor, epsilon: float) -
     most = epsilon / (1 - epsilon)
     is_too_much = (weights.sum(-1) > most).any(-1)
     greatest = weights.amax(1)
-    limit = least = most / is_skipped.sum(-1)
-    for nth in range(1, NUM_LIMITS):
-        wider = least * 2**nth
-        is_light = greatest <= wider[:, None]
+    limit = weights.new_full((len(weights),), most * 2**-SAFE_LIMIT)
+    for nth in range(NUM_LIMITS, 0, -1):
+        wider = most * 2 ** (-LIMIT_STEP * nth)
+        is_light = greatest <= wider
         fits = (weights.masked_fill(~is_light[:, None], 0.0).sum(-1) <= most).all(-1)
         limit = torch.where(fits, wider, limit)
     return is_skipped & (greatest > limit[:, None]) & is_too_much[:, None]

@@ -208,13 +208,19 @@ MUTANTS = {
         ),
         Mutant(
             "a certificate of the first run",
-            "merged_sum(partial_skipped_ptr + first, num_runs, heads, group,",
-            "merged_sum(partial_skipped_ptr + first, 1, heads, group,",
+            "partial_lse_ptr + first, num_runs, heads",
+            "partial_lse_ptr + first, 1, heads",
             DIFFERS,
         ),
         Mutant(
             "sums of another sequence",
-            "FIRST_RUN) + row) * heads",
+            "(tl.load(sequence_ptr + fields.FIRST_RUN) + row) * heads",
+            "(num_runs * 0 + row) * heads",
+            DIFFERS,
+        ),
+        Mutant(
+            "results of another sequence",
+            "FIRST_RUN) + sequence) * heads",
             "FIRST_RUN)) * heads",
             DIFFERS,
         ),
@@ -226,7 +232,7 @@ MUTANTS = {
         ),
         Mutant(
             "skips of another head",
-            "    skips_ptr += own\n",
+            "    skips_ptr += places\n",
             "    skips_ptr += row * kv_heads * blocks\n",
             DIFFERS,
         ),
@@ -244,13 +250,13 @@ MUTANTS = {
         ),
         Mutant(
             "the least limit",
-            "tl.max(tl.where(fits, limits, least), 0)",
-            "least",
+            "tl.max(tl.where(fits, limits, most - SAFE_LIMIT), 0)",
+            "most - SAFE_LIMIT",
             DIFFERS,
         ),
         Mutant(
             "a limit that is too high",
-            "tl.max(tl.where(fits, limits, least), 0)",
+            "tl.max(tl.where(fits, limits, most - SAFE_LIMIT), 0)",
             "tl.max(limits, 0)",
             DIFFERS,
         ),
