@@ -163,11 +163,14 @@ class Launch:
         return off * (off - 1) * (longest + came.norm(dim=-1)) + ARITHMETIC * longest
 
 
-def tally_of(launches: Iterator[Launch], wanted: int) -> Tally:
-    """Until `wanted` checks are made, or no launch is left."""
-    whole = Tally()
+def tallies_of(launches: Iterator[Launch], wanted: int) -> dict[float, Tally]:
+    """By epsilon, until `wanted` checks are made or no launch is left."""
+    found: dict[float, Tally] = {}
+    checks = 0
     for launch in launches:
-        whole.add(launch.tally())
-        if whole.checks >= wanted:
+        tally = launch.tally()
+        found.setdefault(launch.epsilon, Tally()).add(tally)
+        checks += tally.checks
+        if checks >= wanted:
             break
-    return whole
+    return found

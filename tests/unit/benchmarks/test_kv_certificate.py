@@ -8,7 +8,7 @@ import torch
 from benchmarks.kv_certificate import hostile
 from benchmarks.kv_certificate import steps as steps_module
 from benchmarks.kv_certificate.captured import Captured
-from benchmarks.kv_certificate.checks import Exact, Launch, Tally, tally_of
+from benchmarks.kv_certificate.checks import Exact, Launch, Tally, tallies_of
 from benchmarks.kv_certificate.hostile import INT4, K8V4, hostile_launches
 from benchmarks.kv_certificate.steps import Steps
 from benchmarks.kv_certificate.stored import store, tiers_of
@@ -80,8 +80,8 @@ def test_hostile_keys_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {each.stored.num_cold for each in launches} == {5}
     assert all(each.query.shape == (4, 32, 64) for each in launches)
     monkeypatch.setattr(Launch, "tally", lambda _: Tally(checks=8, shares_violated=1))
-    whole = tally_of(iter(launches), 20)
-    assert (whole.checks, whole.violations) == (24, 3)
+    (tally,) = tallies_of(iter(launches), 20).values()
+    assert (tally.checks, tally.violations) == (24, 3)
 
 
 def test_steps_skip_what_the_one_before_found_light(monkeypatch: pytest.MonkeyPatch) -> None:
