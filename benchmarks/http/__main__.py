@@ -76,6 +76,7 @@ class HttpRun:
             "traffic": {"seed": SEED, "source": traffic.__doc__, **self._traffic()},
             "max_model_len": MAX_MODEL_LEN,
             "kv_cache_gib": KV_CACHE_GIB[self.arguments.device],
+            "router_replicas": self.arguments.router_replicas,
             "peer": self.peer,
             "ready_s": self.ready_s,
             "rounds": {
@@ -91,7 +92,8 @@ class HttpRun:
             require_idle_gpu()
         deadline_s = time.monotonic() + self._seconds_for(name)
         model = write_model_folder(self.shape, folder / "benchmark-model", MAX_MODEL_LEN)
-        setting = Setting(model, device, MAX_MODEL_LEN, KV_CACHE_GIB[device])
+        kv_gib, routers = KV_CACHE_GIB[device], self.arguments.router_replicas
+        setting = Setting(model, device, MAX_MODEL_LEN, kv_gib, routers)
         self.progress(f"{name}: starting")
         started_s = time.monotonic()
         with server(name, setting, folder) as endpoint:
@@ -206,6 +208,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--peer", choices=("vllm", "none"), default="vllm")
     parser.add_argument("--concurrency", type=_numbers, default=CONCURRENCIES, help="as in 1,32")
+    parser.add_argument("--router-replicas", type=int, default=1, help="of ours")
     parser.add_argument("--rounds", type=int, default=3, help="of each concurrency")
     parser.add_argument("--parity", type=Path, help="a file of benchmarks.engine.parity, as gate")
     parser.add_argument("--seconds", type=float, help="for our server, start included")

@@ -32,12 +32,13 @@ TEAM_LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What both servers are told."""
+    """What both servers are told; `router_replicas` ours alone."""
 
     model: Path
     device: str
     max_model_len: int
     kv_cache_gib: float
+    router_replicas: int = 1
 
 
 @contextmanager
@@ -71,6 +72,7 @@ def flashray_settings(setting: Setting, key: str) -> dict[str, object]:
     return {
         "model": str(setting.model),
         "served_name": MODEL,
+        "router": {"num_replicas": setting.router_replicas},
         "teams": [{"name": "benchmark", "key_hashes": [hash_key(key)], "limits": TEAM_LIMITS}],
         "engine": {
             "device": setting.device,

@@ -155,17 +155,23 @@ def test_bars_are_on_the_cases_that_were_promised():
 
 
 def test_our_settings_are_settings(tmp_path):
-    setting = Setting(tmp_path, "cuda", 8192, 48.0)
+    setting = Setting(tmp_path, "cuda", 8192, 48.0, router_replicas=2)
     config = AppConfig.model_validate(flashray_settings(setting, "key"))
     assert config.engine.load_format == "dummy"
     assert config.limits.store == "embedded"
+    assert config.router.num_replicas == 2
     assert config.teams[0]["limits"]["max_concurrent_requests"] == 1024
 
 
 def test_a_server_is_started_loaded_and_ended(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(PEER_SITE))
     arguments = argparse.Namespace(
-        device="cpu", concurrency=(1, 3), rounds=1, peer_seconds=None, total_seconds=None
+        device="cpu",
+        concurrency=(1, 3),
+        rounds=1,
+        router_replicas=1,
+        peer_seconds=None,
+        total_seconds=None,
     )
     run = HttpRun(arguments, lambda message: None)
     run.measure("vllm")
