@@ -48,46 +48,67 @@ def tiered_skip(
     the form of skips, takes zero for each block that was read after all. reach [num_sequences,
     num_kv_heads] float32: a bound for all keys of a sequence, of `rounding`.
     """
-    num_sequences, num_heads, size = query.shape
-    num_kv_heads, num_records = slabs.key_meta.shape[1], len(plan)
     most = reference.most_of(epsilon)
-    slabs = slabs._replace(
-        keys=by_grains("tiered_skip", "key_meta", slabs.keys, slabs.key_meta, formats.key_bits),
-        values=by_grains(
-            "tiered_skip", "value_meta", slabs.values, slabs.value_meta, formats.value_bits
-        ),
-    )
+    slabs = _by_grains(slabs, formats)
+    num_heads, num_kv_heads = query.shape[1], slabs.key_meta.shape[1]
     grains = slabs.keys.shape[1], slabs.values.shape[1]
-    meta = reference.meta_of(formats, grains, size, num_heads // num_kv_heads)
-    shape = num_records, num_heads, size
-    partial, again = (query.new_empty(shape, dtype=torch.float32) for _ in "12")
-    partial_lse, partial_skipped, again_lse, again_skipped = (
-        partial.new_empty(shape[:2]) for _ in "1234"
-    )
+    meta = reference.meta_of(formats, grains, query.shape[2], num_heads // num_kv_heads)
     read = (query, *slabs, key_tables, value_tables, plan, skips)
-    sizes = (
-        num_sequences,
-        num_heads,
-        len(slabs.keys),
-        len(slabs.values),
-        num_kv_heads,
-        key_tables.shape[1],
-        value_tables.shape[1],
-        num_records,
-        skips.shape[2],
-    )
-    scalars = *query.stride()[:2], *sizes, scale
-    grid = (num_kv_heads, num_records)
-    _launch(grid, *read, reach, masses, partial, partial_lse, partial_skipped, *scalars, **meta)
-    found, again_found = (partial_lse, partial_skipped), (again, again_lse, again_skipped)
-    again_meta = reference.again_meta_of(meta)
-    _launch_again(grid, *read, masses, *found, left_out, *again_found, *scalars, most, **again_meta)
+    scalars = *query.stride()[:2], *_counts(*read), scale
+    grid = num_kv_heads, len(plan)
 
-    out = query.new_empty(query.shape, dtype=out_dtype or query.dtype)
-    lse, skipped = (partial.new_empty(num_sequences, num_heads) for _ in "12")
+    partial, partial_lse, partial_skipped = found = _scratch(query, len(plan))
+    _launch(grid, *read, reach, masses, *found, *scalars, **meta)
+    again = _scratch(query, len(plan))
+    state = masses, partial_lse, partial_skipped, left_out
+    again_meta = reference.again_meta_of(meta)
+    _launch_again(grid, *read, *state, *again, *scalars, most, **again_meta)
+    return _merged(query, (partial, partial_lse, *again), plan, out_dtype or query.dtype)
+
+
+def _counts(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key_meta: torch.Tensor,
+    value_meta: torch.Tensor,
+    key_tables: torch.Tensor,
+    value_tables: torch.Tensor,
+    plan: torch.Tensor,
+    skips: torch.Tensor,
+) -> tuple[int, ...]:
+    """In the order of the contract."""
+    tables = key_tables.shape[1], value_tables.shape[1]
+    slots = len(keys), len(values), key_meta.shape[1]
+    return *query.shape[:2], *slots, *tables, len(plan), skips.shape[2]
+
+
+def _scratch(query: torch.Tensor, num_records: int) -> tuple[torch.Tensor, ...]:
+    """What records find: partial results, their sums, and those of what they skipped."""
+    shape = num_records, *query.shape[1:]
+    shapes = shape, shape[:2], shape[:2]
+    return tuple(query.new_empty(each, dtype=torch.float32) for each in shapes)
+
+
+def _merged(
+    query: torch.Tensor,
+    found: tuple[torch.Tensor, ...],
+    plan: torch.Tensor,
+    out_dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    num_sequences, num_heads, size = query.shape
+    out = query.new_empty(query.shape, dtype=out_dtype)
+    lse, skipped = (query.new_empty(query.shape[:2], dtype=torch.float32) for _ in "12")
     merge = reference.MERGE_META
-    results = partial, partial_lse, *again_found, plan, out, lse, skipped
-    counts = num_records, num_sequences, num_heads
-    merge_grid = (num_sequences * num_heads, cdiv(size, merge["COLUMNS"]))
-    _launch_merge(merge_grid, *results, *counts, **merge, SIZE=size)
+    counts = len(plan), num_sequences, num_heads
+    grid = (num_sequences * num_heads, cdiv(size, merge["COLUMNS"]))
+    _launch_merge(grid, *found, plan, out, lse, skipped, *counts, **merge, SIZE=size)
     return out, lse, skipped
+
+
+def _by_grains(slabs: Slabs, formats: Formats) -> Slabs:
+    keys, values, key_meta, value_meta = slabs
+    return slabs._replace(
+        keys=by_grains("tiered_skip", "key_meta", keys, key_meta, formats.key_bits),
+        values=by_grains("tiered_skip", "value_meta", values, value_meta, formats.value_bits),
+    )

@@ -24,13 +24,17 @@ from kernels.tiered_decode.tiles import (
 from kernels.tiered_plan import kernel as fields
 from kernels.tiered_skip import reference
 from kernels.tiered_skip.reference import AGAIN_CONTRACT, CONTRACT, MERGE_CONTRACT
-from kernels.tiered_skip.tiers import LOG2_E, LOST, attend_unskipped, raised_by
+from kernels.tiered_skip.tiers import (
+    LOG2_E,
+    LOST,
+    attend_heavy,
+    attend_unskipped,
+    heaviest_left_out,
+    merged_sums,
+    raised_by,
+)
 
 LN_2 = tl.constexpr(0.6931471805599453)
-NUM_LIMITS = tl.constexpr(reference.NUM_LIMITS)
-LIMIT_STEP = tl.constexpr(reference.LIMIT_STEP)
-SAFE_LIMIT = tl.constexpr(reference.SAFE_LIMIT)
-NO_BLOCK = tl.constexpr(2**31 - 1)
 WARM_STAGES = tl.constexpr(decode.STAGES[8, 8])
 
 
@@ -94,18 +98,7 @@ def tiered_skip_kernel(
         factor = tl.full((ROWS,), 1.0, tl.float32) * (scale * LOG2_E)
         tables = (key_table, value_table)
         state = attend_tokens(
-            query,
-            factor,
-            state,
-            arenas,
-            tables,
-            record_ptr,
-            0,
-            head,
-            kv_heads,
-            FORM,
-            1,
-            STAGES,
+            query, factor, state, arenas, tables, record_ptr, 0, head, kv_heads, FORM, 1, STAGES
         )
     cold_start = tl.load(record_ptr + fields.SINK_SLABS)
     first_cold = tl.load(record_ptr + fields.FIRST_COLD)
@@ -128,17 +121,16 @@ def tiered_skip_kernel(
     cold = (first_cold, last_cold)
     own = (row * kv_heads + head) * blocks
     tl.device_assert(last_cold <= blocks, "blocks that skips have no place for")
+    raised -= WEIGHT
+    skipping = (skips_ptr + own, masses_ptr + own * group, group, raised)
     state, skipped, any_skipped = attend_unskipped(
         query,
         factor,
-        raised,
         state,
         arenas,
         tables,
         cold,
-        skips_ptr + own,
-        masses_ptr + own * group,
-        group,
+        skipping,
         head,
         kv_heads,
         COLD,
@@ -146,7 +138,7 @@ def tiered_skip_kernel(
         STAGES,
     )
     # Over the greatest weight of the cold tier and of the tokens: a warm one's may be greater.
-    skipped = state[0] + tl.log2(tl.sum(skipped, 1) + LOST) - WEIGHT + raised
+    skipped = state[0] + tl.log2(tl.sum(skipped, 1) + LOST) + raised
     skipped = tl.where(any_skipped > 0, skipped, float("-inf"))
     if VALUE_BITS == 4:  # else the warm tier is of the cold one
         warm = (tl.load(record_ptr + fields.FIRST_WARM), tl.load(record_ptr + fields.LAST_WARM))
@@ -164,62 +156,6 @@ def tiered_skip_kernel(
     store_attended(partial_ptr, partial_lse_ptr, state, group, 0, heads, FORM, 1)
     rows = tl.arange(0, ROWS)
     tl.store(partial_skipped_ptr + at + rows, skipped, mask=rows < group)
-
-
-@triton.jit
-def with_sums(state, lse):
-    """Sums of exponentials of some rows more, [..., ROWS], as (greatest, total over it)."""
-    greatest, total = state
-    new_greatest = tl.maximum(greatest, tl.max(lse, 0))
-    total = total * tl.exp2(greatest - new_greatest)
-    return new_greatest, total + tl.sum(tl.exp2(lse - new_greatest[None, :]), 0)
-
-
-@triton.jit
-def merged_sums(one_ptr, other_ptr, num_runs, heads, group, ROWS: tl.constexpr, SUMS: tl.constexpr):
-    """Two of all runs of a sequence, for the heads of a group, [ROWS], as logarithms to base 2."""
-    row = tl.arange(0, ROWS)
-    one = tl.full((ROWS,), LEAST, tl.float32), tl.zeros((ROWS,), tl.float32)
-    other = one
-    for start in range(0, num_runs, SUMS):
-        split = start + tl.arange(0, SUMS)
-        mask = (split < num_runs)[:, None] & (row < group)[None, :]
-        places = split[:, None] * heads + row[None, :]
-        of_one = tl.load(one_ptr + places, mask=mask, other=float("-inf"))
-        of_other = tl.load(other_ptr + places, mask=mask, other=float("-inf"))
-        one, other = with_sums(one, of_one), with_sums(other, of_other)
-    return one[0] + tl.log2(one[1]), other[0] + tl.log2(other[1])
-
-
-@triton.jit
-def skipped_shares(
-    skips_ptr, masses_ptr, start, last, group, lse, ROWS: tl.constexpr, TILE: tl.constexpr
-):
-    """Of TILE blocks from `start` on: which of them are skipped, and what they weigh over what each
-    query attended to, [TILE, ROWS], as logarithms to base 2; of the others nothing."""
-    block, row = start + tl.arange(0, TILE), tl.arange(0, ROWS)
-    is_skipped = tl.load(skips_ptr + block, mask=block < last, other=0) != 0
-    mask = is_skipped[:, None] & (row < group)[None, :]
-    places = block[:, None] * group + row[None, :]
-    masses = tl.load(masses_ptr + places, mask=mask, other=0.0)
-    return is_skipped, tl.where(mask, masses - lse[None, :], float("-inf"))
-
-
-@triton.jit
-def heaviest_left_out(
-    skips_ptr, masses_ptr, num_cold, group, lse, most, ROWS: tl.constexpr, TILE: tl.constexpr
-):
-    """Up to which share a block stays skipped: the greatest limit at which no query skips too
-    much."""
-    limits = most - LIMIT_STEP * (1 + tl.arange(0, NUM_LIMITS))
-    sums = tl.zeros((ROWS, NUM_LIMITS), tl.float32)
-    for start in range(0, num_cold, TILE):
-        _, shares = skipped_shares(skips_ptr, masses_ptr, start, num_cold, group, lse, ROWS, TILE)
-        is_left_out = tl.max(shares, 1)[:, None] <= limits[None, :]
-        weights = tl.exp2(shares)[:, :, None]
-        sums += tl.sum(tl.where(is_left_out[:, None, :], weights, 0.0), 0)
-    fits = tl.max(sums, 0) <= tl.exp2(tl.full((1,), 1.0, tl.float32) * most)
-    return tl.max(tl.where(fits, limits, most - SAFE_LIMIT), 0)
 
 
 @kernel(
@@ -278,16 +214,16 @@ def tiered_skip_again_kernel(
     first = (tl.load(sequence_ptr + fields.FIRST_RUN) + row) * heads + head * group
     at = (run + row) * heads + head * group
     rows = tl.arange(0, ROWS)
-    own = tl.load(partial_skipped_ptr + at + rows, mask=rows < group, other=0.0)
+    unchanged = tl.load(partial_skipped_ptr + at + rows, mask=rows < group, other=0.0)
     skipped, lse = merged_sums(
         partial_skipped_ptr + first, partial_lse_ptr + first, num_runs, heads, group, ROWS, SUMS
     )
     is_too_much = (skipped > float("-inf")) & ((skipped - lse <= most) == 0)
     again_lse_ptr += at
     again_skipped_ptr += at + rows
-    nothing = tl.full((ROWS,), float("-inf"), tl.float32)
     if tl.max(is_too_much.to(tl.int32), 0) == 0:
-        tl.store(again_skipped_ptr, own, mask=rows < group)
+        tl.store(again_skipped_ptr, unchanged, mask=rows < group)
+        nothing = tl.full((ROWS,), float("-inf"), tl.float32)
         tl.store(again_lse_ptr + rows, nothing, mask=rows < group)
         return
     places = (row * kv_heads + head) * blocks
@@ -305,31 +241,28 @@ def tiered_skip_again_kernel(
     factor = unit * (scale * LOG2_E)
     cold_start = tl.load(record_ptr + fields.SINK_SLABS)
     key_table = key_tables_ptr + row * max_key_slabs + cold_start
-    value_table = value_tables_ptr + row * max_value_slabs + cold_start
-    tables = (key_table, value_table)
+    tables = (key_table, value_tables_ptr + row * max_value_slabs + cold_start)
     COLD: tl.constexpr = (KEY_BITS, VALUE_BITS, KEY_GRAIN, VALUE_GRAIN)
     FORM: tl.constexpr = (SIZE, ROWS, 1)
-    state = nothing_attended(SIZE, ROWS, 1)
-    skipped = tl.zeros((ROWS,), tl.float32)
-    last = tl.load(record_ptr + fields.LAST_COLD)
-    for start in range(tl.load(record_ptr + fields.FIRST_COLD), last, TILE):
-        is_skipped, shares = skipped_shares(
-            skips_ptr, masses_ptr, start, last, group, lse, ROWS, TILE
-        )
-        is_light = tl.max(shares, 1) <= limit
-        is_left_out = is_skipped & is_light
-        skipped += tl.sum(tl.where(is_left_out[:, None], tl.exp2(shares) + LOST, 0.0), 0)
-        block = start + tl.arange(0, TILE)
-        wanted = tl.where(is_skipped & (is_light == 0), block, NO_BLOCK)
-        for _ in range(tl.sum((wanted < NO_BLOCK).to(tl.int32), 0)):
-            one = tl.min(wanted, 0)
-            wanted = tl.where(wanted == one, NO_BLOCK, wanted)
-            tl.store(left_out_ptr + one, 0)
-            these = (one, one + 1)
-            state = attend_quantised(
-                query, factor, state, arenas, tables, these, head, kv_heads, COLD, FORM, STAGES
-            )
-    skipped = tl.where(skipped > 0, lse + tl.log2(skipped), nothing)
+    own = (tl.load(record_ptr + fields.FIRST_COLD), tl.load(record_ptr + fields.LAST_COLD))
+    skipping = (skips_ptr, masses_ptr, left_out_ptr)
+    state, skipped = attend_heavy(
+        query,
+        factor,
+        lse,
+        limit,
+        arenas,
+        tables,
+        own,
+        skipping,
+        group,
+        head,
+        kv_heads,
+        COLD,
+        FORM,
+        STAGES,
+        TILE,
+    )
     tl.store(again_skipped_ptr, skipped, mask=rows < group)
     store_attended(again_ptr + at * SIZE, again_lse_ptr, state, group, 0, heads, FORM, 1)
 

@@ -1,5 +1,5 @@
-"""What a program does with its share of the cold tier where some of it is skipped. FORM, FORMATS:
-as in kernels/tiered_decode/tiers.py, of one part."""
+"""What a program does with its share of the cold tier where some of it is skipped, and how it finds
+what was too heavy for that. FORM, FORMATS: as in kernels/tiered_decode/tiers.py, of one part."""
 
 import triton
 import triton.language as tl
@@ -7,16 +7,28 @@ import triton.language as tl
 from kernels.tiered_decode.tiers import (
     added_scores,
     added_values,
+    attend_quantised,
     load_codes,
     load_key_meta,
     slabs_of,
 )
-from kernels.tiered_decode.tiles import IS_INTERPRETED, WEIGHT, accumulated, first_rows, weighed
-from kernels.tiered_skip import rounding
+from kernels.tiered_decode.tiles import (
+    IS_INTERPRETED,
+    LEAST,
+    accumulated,
+    first_rows,
+    nothing_attended,
+    weighed,
+)
+from kernels.tiered_skip import reference, rounding
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 SUM_ERROR = tl.constexpr(rounding.SUM_ERROR)
 LOST = tl.constexpr(rounding.LOST)
+NUM_LIMITS = tl.constexpr(reference.NUM_LIMITS)
+LIMIT_STEP = tl.constexpr(reference.LIMIT_STEP)
+SAFE_LIMIT = tl.constexpr(reference.SAFE_LIMIT)
+NO_BLOCK = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -56,10 +68,10 @@ def load_codes_if(is_read, slabs_ptr, starts, places, BITS: tl.constexpr, SIZE: 
 
 
 @triton.jit
-def load_value_meta_if(
-    is_read, meta_ptr, block_slabs, head, kv_heads, BITS: tl.constexpr, GRAIN: tl.constexpr
-):
+def load_value_meta_if(is_read, meta_ptr, block_slabs, head, kv_heads, FORMATS: tl.constexpr):
     """As `load_value_meta`, and as `load_codes_if`."""
+    BITS: tl.constexpr = FORMATS[1]
+    GRAIN: tl.constexpr = FORMATS[3]
     slab, slabs = block_slabs
     if BITS // GRAIN == 4:  # of all 64 tokens
         slot = slab // GRAIN
@@ -75,7 +87,8 @@ def load_value_meta_if(
 
 @triton.jit
 def with_values(
-    found,
+    attended,
+    attended_zeros,
     values,
     scales,
     zeros,
@@ -85,7 +98,6 @@ def with_values(
     ROWS: tl.constexpr,
 ):
     """The weighed codes, and the weighed zeros, with those of a block."""
-    attended, attended_zeros = found
     weights = (weights * scales.to(tl.float32)[None, :]).to(tl.float16)
     unshrunk = tl.full((ROWS,), 1.0, tl.float32)
     attended = added_values(attended, unshrunk, values, weights, 0, BITS, WIDTH, ROWS)
@@ -98,22 +110,20 @@ def with_values(
 def attend_unskipped(
     query,
     factor,
-    raised,
     state,
     arenas,
     tables,
     blocks,
-    skips_ptr,
-    masses_ptr,
-    group,
+    skipping,
     head,
     kv_heads,
     FORMATS: tl.constexpr,
     FORM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """As `attend_quantised` of one part, where a block has zero in `skips`; stores the masses
-    of all -> (state, the sums of weights of each lane of what was skipped, whether any was)."""
+    """As `attend_quantised`, where a block has zero in `skips`; stores the masses of all -> (state,
+    each lane's sums of weights of what was skipped, whether any was). skipping: skips, masses, how
+    many a block has, by what they are raised and divided by WEIGHT."""
     SIZE: tl.constexpr = FORM[0]
     ROWS: tl.constexpr = FORM[1]
     KEY_BITS: tl.constexpr = FORMATS[0]
@@ -121,15 +131,13 @@ def attend_unskipped(
     keys_ptr, values_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values = arenas
     greatest, total, attended, attended_zeros = state
     WIDTH: tl.constexpr = SIZE // 2
+    nothing = tl.zeros((ROWS, 4), tl.float32)
     key_places = tl.arange(0, 256 // KEY_BITS * WIDTH)
     value_places = tl.arange(0, 256 // VALUE_BITS * WIDTH)
-    slab_bytes = kv_heads * (32 * SIZE)
-    in_slab = head * (32 * SIZE)
+    slab_bytes, in_slab = kv_heads * (32 * SIZE), head * (32 * SIZE)
+    skips_ptr, masses_ptr, group, raised = skipping
     row = tl.arange(0, ROWS)
-    masses_ptr += row
-    raised -= WEIGHT
-    skipped = tl.zeros((ROWS, 4), tl.float32)
-    any_skipped = 0
+    any_skipped, skipped = 0, nothing
     for block in tl.range(blocks[0], blocks[1], num_stages=STAGES):
         is_read = tl.load(skips_ptr + block) == 0
         value_slabs = slabs_of(tables[1], block, num_values, VALUE_BITS, FORMATS[3])
@@ -141,22 +149,121 @@ def attend_unskipped(
         key_meta = load_key_meta(key_meta_ptr + key_slot * (2 * SIZE), 0, SIZE, 1)
         values = load_codes_if(is_read, values_ptr, value_starts, value_places, VALUE_BITS, SIZE)
         scales, zeros = load_value_meta_if(
-            is_read, value_meta_ptr, value_slabs, head, kv_heads, VALUE_BITS, FORMATS[3]
+            is_read, value_meta_ptr, value_slabs, head, kv_heads, FORMATS
         )
-        scores = tl.zeros((16, 64), tl.float32)
-        scores = added_scores(scores, query, keys, key_meta, 0, KEY_BITS, WIDTH, 1)
-        scores = first_rows(scores, ROWS, 64)
-        nothing = tl.zeros((ROWS, 4), tl.float32)
-        weights, shrink, greatest, sums = weighed(scores, factor, greatest, nothing, ROWS, 64)
+        scores = added_scores(0, query, keys, key_meta, 0, KEY_BITS, WIDTH, 1)
+        weights, shrink, greatest, sums = weighed(
+            first_rows(scores, ROWS, 64), factor, greatest, nothing, ROWS, 64
+        )
         mass = greatest + log2_fast(tl.sum(sums, 1) + LOST) + raised
-        tl.store(masses_ptr + block * group, mass, mask=row < group)
+        tl.store(masses_ptr + block * group + row, mass, mask=row < group)
         total = total * shrink[:, None] + tl.where(is_read, sums, 0.0)
         skipped = skipped * shrink[:, None] + tl.where(is_read, 0.0, sums)
         any_skipped |= tl.where(is_read, 0, 1)
         attended = (attended[0] * shrink[None, :], attended[1] * shrink[None, :])
         attended_zeros *= shrink[None, :]
         if is_read:
-            found = (attended, attended_zeros)
-            found = with_values(found, values, scales, zeros, weights, VALUE_BITS, WIDTH, ROWS)
-            attended, attended_zeros = found
+            attended, attended_zeros = with_values(
+                attended, attended_zeros, values, scales, zeros, weights, VALUE_BITS, WIDTH, ROWS
+            )
     return (greatest, total, attended, attended_zeros), skipped, any_skipped
+
+
+@triton.jit
+def with_sums(state, lse):
+    """Sums of exponentials of some rows more, [..., ROWS], as (greatest, total over it)."""
+    greatest, total = state
+    new_greatest = tl.maximum(greatest, tl.max(lse, 0))
+    total = total * tl.exp2(greatest - new_greatest)
+    return new_greatest, total + tl.sum(tl.exp2(lse - new_greatest[None, :]), 0)
+
+
+@triton.jit
+def merged_sums(one_ptr, other_ptr, num_runs, heads, group, ROWS: tl.constexpr, SUMS: tl.constexpr):
+    """Two of all runs of a sequence, for the heads of a group, [ROWS], as logarithms to base 2."""
+    row = tl.arange(0, ROWS)
+    one = tl.full((ROWS,), LEAST, tl.float32), tl.zeros((ROWS,), tl.float32)
+    other = one
+    for start in range(0, num_runs, SUMS):
+        split = start + tl.arange(0, SUMS)
+        mask = (split < num_runs)[:, None] & (row < group)[None, :]
+        places = split[:, None] * heads + row[None, :]
+        of_one = tl.load(one_ptr + places, mask=mask, other=float("-inf"))
+        of_other = tl.load(other_ptr + places, mask=mask, other=float("-inf"))
+        one, other = with_sums(one, of_one), with_sums(other, of_other)
+    return one[0] + tl.log2(one[1]), other[0] + tl.log2(other[1])
+
+
+@triton.jit
+def skipped_shares(
+    skips_ptr, masses_ptr, start, last, group, lse, ROWS: tl.constexpr, TILE: tl.constexpr
+):
+    """Of TILE blocks from `start` on: which of them are skipped, and what they weigh over what each
+    query attended to, [TILE, ROWS], as logarithms to base 2; of the others nothing."""
+    block, row = start + tl.arange(0, TILE), tl.arange(0, ROWS)
+    is_skipped = tl.load(skips_ptr + block, mask=block < last, other=0) != 0
+    mask = is_skipped[:, None] & (row < group)[None, :]
+    places = block[:, None] * group + row[None, :]
+    masses = tl.load(masses_ptr + places, mask=mask, other=0.0)
+    return is_skipped, tl.where(mask, masses - lse[None, :], float("-inf"))
+
+
+@triton.jit
+def heaviest_left_out(
+    skips_ptr, masses_ptr, num_cold, group, lse, most, ROWS: tl.constexpr, TILE: tl.constexpr
+):
+    """Up to which share a block stays skipped: the greatest limit at which no query skips too
+    much."""
+    limits = most - LIMIT_STEP * (1 + tl.arange(0, NUM_LIMITS))
+    sums = tl.zeros((ROWS, NUM_LIMITS), tl.float32)
+    for start in range(0, num_cold, TILE):
+        _, shares = skipped_shares(skips_ptr, masses_ptr, start, num_cold, group, lse, ROWS, TILE)
+        is_left_out = tl.max(shares, 1)[:, None] <= limits[None, :]
+        weights = tl.exp2(shares)[:, :, None]
+        sums += tl.sum(tl.where(is_left_out[:, None, :], weights, 0.0), 0)
+    fits = tl.max(sums, 0) <= tl.exp2(tl.full((1,), 1.0, tl.float32) * most)
+    return tl.max(tl.where(fits, limits, most - SAFE_LIMIT), 0)
+
+
+@triton.jit
+def attend_heavy(
+    query,
+    factor,
+    lse,
+    limit,
+    arenas,
+    tables,
+    blocks,
+    skipping,
+    group,
+    head,
+    kv_heads,
+    FORMATS: tl.constexpr,
+    FORM: tl.constexpr,
+    STAGES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Skipped blocks of a share above the limit, one by one -> (state, the sum over the others, as
+    a logarithm to base 2). skipping: skips, masses, and what is left out in the end."""
+    ROWS: tl.constexpr = FORM[1]
+    skips_ptr, masses_ptr, left_out_ptr = skipping
+    state = nothing_attended(FORM[0], ROWS, 1)
+    skipped = tl.zeros((ROWS,), tl.float32)
+    for start in range(blocks[0], blocks[1], TILE):
+        is_skipped, shares = skipped_shares(
+            skips_ptr, masses_ptr, start, blocks[1], group, lse, ROWS, TILE
+        )
+        is_light = tl.max(shares, 1) <= limit
+        is_left_out = is_skipped & is_light
+        skipped += tl.sum(tl.where(is_left_out[:, None], tl.exp2(shares) + LOST, 0.0), 0)
+        block = start + tl.arange(0, TILE)
+        wanted = tl.where(is_skipped & (is_light == 0), block, NO_BLOCK)
+        for _ in range(tl.sum((wanted < NO_BLOCK).to(tl.int32), 0)):
+            one = tl.min(wanted, 0)
+            wanted = tl.where(wanted == one, NO_BLOCK, wanted)
+            tl.store(left_out_ptr + one, 0)
+            these = (one, one + 1)
+            state = attend_quantised(
+                query, factor, state, arenas, tables, these, head, kv_heads, FORMATS, FORM, STAGES
+            )
+    return state, tl.where(skipped > 0, lse + tl.log2(skipped), float("-inf"))

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from kernels.errors import ContractError, DoubleStore, OutOfBounds
+from kernels.errors import DeviceAssertion, DoubleStore, OutOfBounds
 from kernels.tiered_decode.reference import Slabs
 from kernels.tiered_plan.reference import FORMATS, Formats, tiered_plan
 from kernels.tiered_skip import reference
@@ -134,14 +134,14 @@ MUTANTS = {
         Mutant(
             "masses that are not raised",
             "+ LOST) + raised",
-            "+ LOST) - WEIGHT",
+            "+ LOST)",
             DIFFERS,
             file="tiers",
         ),
         Mutant(
             "masses of another block",
-            "masses_ptr + block * group,",
-            "masses_ptr + block,",
+            "masses_ptr + block * group + row,",
+            "masses_ptr + block + row,",
             DIFFERS,
             file="tiers",
         ),
@@ -182,7 +182,7 @@ MUTANTS = {
         ),
         Mutant(
             "a certificate that is not raised",
-            "LOST) - WEIGHT + raised",
+            "LOST) + raised",
             "LOST) - WEIGHT",
             DIFFERS,
         ),
@@ -229,6 +229,7 @@ MUTANTS = {
             "= tl.load(skips_ptr + block, mask=block < last, other=0) != 0",
             "= tl.load(skips_ptr + block, mask=block < last, other=0) > -1",
             OutOfBounds,
+            file="tiers",
         ),
         Mutant(
             "skips of another head",
@@ -241,36 +242,42 @@ MUTANTS = {
             "is_light = tl.max(shares, 1) <= limit",
             "is_light = tl.max(shares, 1) <= limit - 20",
             DIFFERS,
+            file="tiers",
         ),
         Mutant(
             "the lightest that was skipped",
             "is_skipped & (is_light == 0), block",
             "is_skipped & is_light, block",
             DIFFERS,
+            file="tiers",
         ),
         Mutant(
             "the least limit",
             "tl.max(tl.where(fits, limits, most - SAFE_LIMIT), 0)",
             "most - SAFE_LIMIT",
             DIFFERS,
+            file="tiers",
         ),
         Mutant(
             "a limit that is too high",
             "tl.max(tl.where(fits, limits, most - SAFE_LIMIT), 0)",
             "tl.max(limits, 0)",
             DIFFERS,
+            file="tiers",
         ),
         Mutant(
             "a certificate of what was read after all",
             "tl.where(is_left_out[:, None], tl.exp2(shares) + LOST, 0.0)",
             "tl.where(is_skipped[:, None], tl.exp2(shares) + LOST, 0.0)",
             DIFFERS,
+            file="tiers",
         ),
         Mutant(
             "a block that is read without end",
             "tl.where(wanted == one, NO_BLOCK, wanted)",
             "wanted",
             DIFFERS,
+            file="tiers",
         ),
         Mutant(
             "cold blocks of all slabs",
@@ -280,7 +287,7 @@ MUTANTS = {
         ),
         Mutant(
             "certificates of no run",
-            "        tl.store(again_skipped_ptr, own, mask=rows < group)\n",
+            "        tl.store(again_skipped_ptr, unchanged, mask=rows < group)\n",
             "",
             DIFFERS,
         ),
@@ -312,8 +319,8 @@ MUTANTS = {
         ),
         Mutant(
             "runs without a program",
-            "grid = (num_kv_heads, num_records)",
-            "grid = (num_kv_heads, 1)",
+            "grid = num_kv_heads, len(plan)",
+            "grid = num_kv_heads, 1",
             DIFFERS,
             file="api",
         ),
@@ -321,7 +328,8 @@ MUTANTS = {
             "swapped tables",
             "*slabs, key_tables, value_tables, plan",
             "*slabs, value_tables, key_tables, plan",
-            ContractError,
+            DeviceAssertion,
+            "a slab beyond the arena",
             file="api",
         ),
     ],
