@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks.errors import UnreadableResults
 from benchmarks.results import Row
 
+# Of answers, not of speed: they have pages of their own.
+ELSEWHERE = ("cache-dropout", "kv-quality", "kv-certificate")
 TEXT, NUMBER = (str,), (int, float)
 TYPES: dict[str, tuple[type, ...]] = {
     "case": TEXT,
@@ -46,8 +48,9 @@ class ResultsFile:
 
 
 def read_all(folder: Path) -> dict[str, ResultsFile]:
-    """By name. Raises UnreadableResults, also where there is no file."""
-    found = {file.stem: read(file) for file in sorted(folder.glob("*.json"))}
+    """By name, those of speed. Raises UnreadableResults, also where there is none."""
+    files = [file for file in sorted(folder.glob("*.json")) if file.stem not in ELSEWHERE]
+    found = {file.stem: read(file) for file in files}
     if not found:
         raise UnreadableResults(f"expected *.json in {folder}, found none; run a benchmark first")
     return found
