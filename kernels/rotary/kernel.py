@@ -1,9 +1,9 @@
 """A program turns some heads of one token: its cosines and sines are read once for all of them."""
 
+import torch
 import triton
 import triton.language as tl
 
-from kernels.contract import FLOATS
 from kernels.kernel import kernel, variants
 from kernels.rotary.reference import CONTRACT, METAS
 
@@ -28,7 +28,10 @@ def rotated(x_ptr, cos_ptr, sin_ptr, offsets, columns, half, mask, is_column):
     return first_turned.to(first.dtype), second_turned.to(second.dtype)
 
 
-@kernel(contract=CONTRACT, variants=variants({"x": FLOATS}, METAS, unaligned_metas=METAS[-1:]))
+# Steps call rope_append; this is for tools, which compile other dtypes when they come.
+@kernel(
+    contract=CONTRACT, variants=variants({"x": [torch.bfloat16]}, METAS, unaligned_metas=METAS[-1:])
+)
 def rotary_kernel(
     x_ptr,
     cos_ptr,

@@ -122,9 +122,9 @@ def test_one_cache_for_both_is_refused() -> None:
         kv_append(key, key, cache, cache, torch.tensor([0]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [2, 64, 80, 128, 256])
-def test_every_launch_has_its_variant(head_dim: int, dtype: torch.dtype) -> None:
+def test_every_launch_of_bfloat16_has_its_variant(head_dim: int) -> None:
+    dtype = torch.bfloat16
     key = torch.zeros(3, 2, head_dim, dtype=dtype)
     cache = torch.zeros(1, 4, 2, head_dim, dtype=dtype)
     mapping = torch.arange(3)

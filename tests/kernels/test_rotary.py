@@ -100,9 +100,9 @@ def test_a_head_that_no_block_holds_is_refused() -> None:
         rotary(torch.zeros(1, 1, 258), turns, turns)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [2, 64, 80, 128, 256])
-def test_every_launch_has_its_variant(head_dim: int, dtype: torch.dtype) -> None:
+def test_every_launch_of_bfloat16_has_its_variant(head_dim: int) -> None:
+    dtype = torch.bfloat16
     fused, turns = torch.zeros(2, 9, head_dim, dtype=dtype), torch.zeros(2, 1, head_dim).to(dtype)
 
     assert_bundled(lambda: rotary(fused, turns, turns))

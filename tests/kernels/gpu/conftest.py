@@ -15,6 +15,7 @@ from tests.kernels.launches import form_of
 # The forms of the models that are served.
 BUNDLED_IN_PART = {
     "fp8_quantise",
+    "kv_append",
     "kv_quantise_keys",
     "kv_quantise_values",
     "kv_restore_keys",
@@ -29,6 +30,7 @@ BUNDLED_IN_PART = {
     "paged_prefill",
     "paged_prefill_merge",
     "paged_prefill_split",
+    "rotary",
     "skip_list",
     "tiered_append",
     "tiered_decode",
