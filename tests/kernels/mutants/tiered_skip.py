@@ -213,9 +213,9 @@ MUTANTS = {
             DIFFERS,
         ),
         Mutant(
-            "sums of another sequence",
-            "(tl.load(sequence_ptr + fields.FIRST_RUN) + row) * heads",
-            "(num_runs * 0 + row) * heads",
+            "sums of the first run alone",
+            "num_runs = tl.load(sequence_ptr + fields.NUM_RUNS)",
+            "num_runs = 1",
             DIFFERS,
         ),
         Mutant(
