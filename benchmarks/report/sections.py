@@ -94,6 +94,10 @@ SECTIONS: Mapping[str, Section] = {
     "soak-cpu": Section(
         "Soak, on a CPU", "What random load must not do to an engine, however long."
     ),
+    "soak-tiers-cpu": Section(
+        "Soak, with tiers",
+        "The same, while tokens age to 8-bit keys and 4-bit values.",
+    ),
 }
 
 
