@@ -46,3 +46,28 @@ def byte_tokenizer():
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="!")
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def byte_llama(folder: Path, *, head_dim: int, max_position_embeddings: int) -> Path:
+    """A Hugging Face folder of two layers with random weights, whose tokens are bytes."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=head_dim,
+        max_position_embeddings=max_position_embeddings,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=0,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.bos_token = '"'  # of byte-level BPE the token 1
+    tokenizer.save_pretrained(folder)
+    return folder

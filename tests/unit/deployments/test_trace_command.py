@@ -13,33 +13,13 @@ import torch
 
 from deployments.cli import main
 from deployments.model_files import prepare_model
-from tests.fakes.checkpoint import byte_tokenizer, tiny_checkpoint
+from tests.fakes.checkpoint import byte_llama, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     folder = tmp_path_factory.mktemp("models") / "Tiny-Llama"
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=1024,
-        initializer_range=0.3,
-        bos_token_id=1,
-        eos_token_id=0,
-    )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer = byte_tokenizer()
-    tokenizer.bos_token = '"'  # of byte-level BPE the token 1
-    tokenizer.save_pretrained(folder)
-    return folder
+    return byte_llama(folder, head_dim=64, max_position_embeddings=1024)
 
 
 @pytest.fixture(autouse=True)
