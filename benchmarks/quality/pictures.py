@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.quality.bars import BOTH, CODE, PROSE
 from benchmarks.quality.forced import STRETCH_TOKENS
-from benchmarks.quality.svg import (
+from benchmarks.svg import (
     FAINT,
     GRID,
     Decades,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Protocol, Self
 
-from benchmarks.quality.svg import FAINT, GRID, INK, Decades, document, line, text
+from benchmarks.svg import FAINT, GRID, INK, Decades, document, line, text
 
 WIDTH, TOP, ROW_HEIGHT, BAR_HEIGHT = 960, 88, 21, 13
 LEFT, RIGHT = 300, 640

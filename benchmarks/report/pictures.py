@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from benchmarks.quality.svg import INK
 from benchmarks.report.bars import Bar, Panel, picture
 from benchmarks.report.line import Line, amount, lines_of, number, qualifiers, ratio
 from benchmarks.report.results_file import ResultsFile
 from benchmarks.report.sections import SECTIONS
 from benchmarks.results import Row
+from benchmarks.svg import INK
 
 BESIDE_VLLM, TIERS = "performance-beside-vllm.svg", "performance-tiers.svg"
 SHOWS = {
