@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -14,6 +14,16 @@ Grid = tuple[int, ...]
 # What a kernel may use without being asked for more.
 DEFAULT_SHARED_BYTES = 48 * 1024
 MAX_REMEMBERED = 4096
+
+
+class LaunchConfig(NamedTuple):
+    """block: threads of a program. waits: for the kernels before it by itself, so that its programs
+    may start before those have ended."""
+
+    grid: Grid
+    block: int
+    shared_bytes: int
+    waits: bool
 
 
 class Driver(Protocol):
@@ -29,13 +39,7 @@ class Driver(Protocol):
         """Raises BundleError when this GPU's driver does not take the code."""
 
     def launch(
-        self,
-        function: Any,
-        grid: Grid,
-        block: int,
-        shared_bytes: int,
-        stream: int,
-        arguments: Sequence[Any],
+        self, function: Any, config: LaunchConfig, stream: int, arguments: Sequence[Any]
     ) -> None:
         """arguments: addresses as int, scalars as numpy.int32 and numpy.float32."""
 
@@ -52,7 +56,7 @@ class CudaDriver:
     """cuda.core, on torch's context and streams."""
 
     def __init__(self) -> None:
-        self._configs: dict[tuple[Grid, int, int], Any] = {}
+        self._configs: dict[LaunchConfig, Any] = {}
         self._streams: dict[int, Any] = {}
         self._entered = _Entered()
 
@@ -83,18 +87,11 @@ class CudaDriver:
         return function
 
     def launch(
-        self,
-        function: Any,
-        grid: Grid,
-        block: int,
-        shared_bytes: int,
-        stream: int,
-        arguments: Sequence[Any],
+        self, function: Any, config: LaunchConfig, stream: int, arguments: Sequence[Any]
     ) -> None:
-        key = (grid, block, shared_bytes)
-        config = self._configs.get(key) or self._remember_config(key)
+        known = self._configs.get(config) or self._remember_config(config)
         on = self._streams.get(stream) or self._remember_stream(stream)
-        self._core.launch(on, config, function, *arguments)
+        self._core.launch(on, known, function, *arguments)
 
     @cached_property
     def _core(self) -> Any:
@@ -102,11 +99,15 @@ class CudaDriver:
 
         return cuda.core
 
-    def _remember_config(self, key: tuple[Grid, int, int]) -> Any:
-        grid, block, shared_bytes = key
-        config = self._core.LaunchConfig(grid=grid, block=block, shmem_size=shared_bytes)
-        _remember(self._configs, key, config)
-        return config
+    def _remember_config(self, config: LaunchConfig) -> Any:
+        known = self._core.LaunchConfig(
+            grid=config.grid,
+            block=config.block,
+            shmem_size=config.shared_bytes,
+            programmatic_stream_serialization=config.waits,
+        )
+        _remember(self._configs, config, known)
+        return known
 
     def _remember_stream(self, address: int) -> Any:
         """Only the address of a stream is used: that another one has it later does no harm."""

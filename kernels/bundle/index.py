@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from kernels.errors import CorruptBundle
 
 # Raised when what a bundle says, or means, changes.
-FORMAT = 1
+FORMAT = 2
 INDEX = "index.json"
 REBUILD = "build it anew: python -m kernels build"
 
@@ -44,12 +44,14 @@ class Entry:
 
     arch: 90 for compute capability 9.0.
     is_exact: runs on that capability alone, for it was compiled for `sm_90a` and the like.
+    waits: for the kernels before it, itself (`kernels.dependent_launch`).
     """
 
     key: Key
     arch: int
     form: Form
     is_exact: bool
+    waits: bool
     symbol: str
     num_warps: int
     shared_bytes: int
@@ -149,6 +151,7 @@ def _entry(record: Mapping[str, Any]) -> Entry:
         arch=_typed(int, record["arch"]),
         form=record["form"],
         is_exact=_typed(bool, record["is_exact"]),
+        waits=_typed(bool, record["waits"]),
         symbol=_typed(str, record["symbol"]),
         num_warps=_typed(int, record["num_warps"]),
         shared_bytes=_typed(int, record["shared_bytes"]),

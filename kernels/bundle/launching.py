@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kernels.bundle.bundle import Bundle
-from kernels.bundle.driver import CudaDriver, Driver, Grid
+from kernels.bundle.driver import CudaDriver, Driver, Grid, LaunchConfig
 from kernels.bundle.index import Key, default_folder
 from kernels.contract import Contract, Scalar
 from kernels.errors import BundleError, ContractError, CorruptBundle, KernelError
@@ -38,6 +38,7 @@ class Loaded:
     function: Any
     block: int
     shared_bytes: int
+    waits: bool
     converters: tuple[Callable[[Any], Any], ...]
 
 
@@ -102,9 +103,9 @@ class BundleWay:
             return False
         passed = (*[tensor.data_ptr() for tensor in tensors], *converted, *NO_SCRATCH)
         stream = self._driver.current_stream(device)
-        block, shared_bytes = loaded.block, loaded.shared_bytes
+        config = LaunchConfig(grid, loaded.block, loaded.shared_bytes, loaded.waits)
         try:
-            self._driver.launch(loaded.function, grid, block, shared_bytes, stream, passed)
+            self._driver.launch(loaded.function, config, stream, passed)
         except Exception as exc:
             raise KernelError(
                 f"{loaded.kernel}: the driver refuses a launch of {grid} programs on "
@@ -149,7 +150,8 @@ class BundleWay:
             raise BundleError(f"the bundle has no {fitting[0]} for sm_{capability}")
         function = self._driver.load(entry, bundle.image(entry), device)
         block = WARP_SIZE * entry.num_warps
-        return Loaded(kernel, function, block, entry.shared_bytes, _converters(contract))
+        shared_bytes, waits = entry.shared_bytes, entry.waits
+        return Loaded(kernel, function, block, shared_bytes, waits, _converters(contract))
 
     def _warn(self, kernel: str, why: str) -> None:
         """Once per process and kernel."""

@@ -18,11 +18,12 @@ Where = tuple[Key, int]  # a variant, and the architecture
 @dataclass(frozen=True, slots=True)
 class Code:
     """A variant compiled for an architecture. is_exact: for `sm_90a` and the like, which no other
-    compute capability runs. ptx: b"" where it was not kept."""
+    compute capability runs. waits: as of `Entry`. ptx: b"" where it was not kept."""
 
     cubin: bytes
     ptx: bytes
     is_exact: bool
+    waits: bool
     symbol: str
     num_warps: int
     shared_bytes: int
@@ -37,7 +38,7 @@ def codes_of(bundle: Bundle) -> dict[Where, Code]:
     }
     return {
         (entry.key, entry.arch): Code(
-            bundle.image(entry), ptx.get((entry.key, entry.arch), b""), entry.is_exact,
+            bundle.image(entry), ptx.get((entry.key, entry.arch), b""), entry.is_exact, entry.waits,
             entry.symbol, entry.num_warps, entry.shared_bytes,
         )
         for entry in bundle.index.entries
@@ -75,8 +76,9 @@ def write(
         files={names[which]: len(content) for which, content in contents.items()},
         entries=tuple(
             Entry(
-                key, arch, form, code.is_exact, code.symbol, code.num_warps, code.shared_bytes,
-                names[arch, form], offset, len(image), hashlib.sha256(image).hexdigest(),
+                key, arch, form, code.is_exact, code.waits, code.symbol, code.num_warps,
+                code.shared_bytes, names[arch, form], offset, len(image),
+                hashlib.sha256(image).hexdigest(),
             )
             for key, arch, form, code, offset, image in pieces
         ),

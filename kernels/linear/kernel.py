@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
 from kernels.kernel import kernel, variants
 from kernels.linear.reference import (
     FEW_ROWS_CONTRACT,
@@ -76,6 +77,8 @@ def linear_one_row_kernel(
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < out_size
     column = tl.arange(0, TILE)[None, :]
@@ -101,6 +104,8 @@ def linear_silu_mul_one_row_kernel(
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_output = output < size
     column = tl.arange(0, TILE)[None, :]
@@ -136,6 +141,8 @@ def linear_few_rows_kernel(
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
     is_output, is_row = output < out_size, row < rows
@@ -169,6 +176,8 @@ def linear_silu_mul_few_rows_kernel(
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.arange(0, ROWS)
     is_output, is_row = output < size, row < rows
@@ -206,6 +215,8 @@ def linear_tiled_kernel(
     OUTPUTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     # Programs that run together read the same weights: those of all rows follow each other.
     tiles = tl.cdiv(rows, ROWS)
     row = (tl.program_id(0) % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)

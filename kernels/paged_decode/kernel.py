@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.contract import Contract
+from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
 from kernels.kernel import Variant, kernel, variants
 from kernels.paged_decode import reference
 from kernels.paged_decode.reference import (
@@ -67,6 +68,8 @@ def paged_decode_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     # Programs of the KV heads of one split follow each other: they read the same rows of memory.
     group = heads // kv_heads
     parts = tl.cdiv(group, ROWS)  # of a group that has more heads than a product has rows
@@ -149,6 +152,8 @@ def paged_decode_merge_kernel(
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     context_len = tl.load(context_lens_ptr + row // heads).to(tl.int32)

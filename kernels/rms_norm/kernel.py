@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from kernels.contract import FLOATS
+from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
 from kernels.kernel import kernel, variants
 from kernels.rms_norm.reference import CONTRACT, METAS, RESIDUAL_CONTRACT, RESIDUAL_METAS
 
@@ -33,6 +34,8 @@ def rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     token = row // heads
@@ -59,6 +62,8 @@ def rms_norm_residual_kernel(
     eps,
     BLOCK: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)[None, :]
     mask = columns < size

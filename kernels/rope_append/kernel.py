@@ -3,6 +3,7 @@
 import triton.language as tl
 
 from kernels.contract import FLOATS
+from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
 from kernels.kernel import kernel, variants
 from kernels.rope_append.reference import CONTRACT, METAS
 from kernels.rotary.kernel import rotated
@@ -33,6 +34,8 @@ def rope_append_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     query_groups = tl.cdiv(heads, HEADS)
     groups = query_groups + tl.cdiv(kv_heads, HEADS)
     token = (tl.program_id(0) // groups).to(tl.int64)

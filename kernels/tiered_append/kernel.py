@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
 from kernels.kernel import kernel, variants
 from kernels.tiered_append import reference
 from kernels.tiered_append.reference import CONTRACT, METAS
@@ -75,6 +76,8 @@ def tiered_append_kernel(
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     HALF: tl.constexpr = SIZE // 2
     query_groups = tl.cdiv(heads, HEADS)
     groups = query_groups + tl.cdiv(kv_heads, HEADS)

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
 from kernels.kernel import kernel, variants
 from kernels.tiered_decode import reference
 from kernels.tiered_decode.reference import CONTRACT, MERGE_CONTRACT
@@ -95,6 +96,8 @@ def tiered_decode_kernel(
     PROGRAMS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     # Programs of the KV heads of one record follow each other: they read the same slabs.
     head = tl.program_id(0) // PROGRAMS
     first_row = tl.program_id(0) % PROGRAMS * ROWS
@@ -196,6 +199,8 @@ def tiered_decode_merge_kernel(
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     sequence, query = row // queries, row % queries
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kernels.bundle.driver import Grid
+from kernels.bundle.driver import LaunchConfig
 from kernels.bundle.index import Entry
 from kernels.errors import BundleError
 
@@ -22,9 +22,7 @@ class Function:
 @dataclass(frozen=True)
 class Launch:
     function: Function
-    grid: Grid
-    block: int
-    shared_bytes: int
+    config: LaunchConfig
     stream: int
     arguments: tuple[Any, ...]
 
@@ -54,15 +52,8 @@ class FakeDriver:
         return self.loaded[-1]
 
     def launch(
-        self,
-        function: Function,
-        grid: Grid,
-        block: int,
-        shared_bytes: int,
-        stream: int,
-        arguments: Sequence[Any],
+        self, function: Function, config: LaunchConfig, stream: int, arguments: Sequence[Any]
     ) -> None:
-        if 0 < self.max_programs < math.prod(grid):
+        if 0 < self.max_programs < math.prod(config.grid):
             raise RuntimeError("CUDA_ERROR_INVALID_VALUE")
-        launch = Launch(function, grid, block, shared_bytes, stream, tuple(arguments))
-        self.launches.append(launch)
+        self.launches.append(Launch(function, config, stream, tuple(arguments)))

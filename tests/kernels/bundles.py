@@ -14,11 +14,12 @@ def key(is_aligned: bool = True, dtype: str = "bfloat16", kernel: str = "silu_mu
     return Key(kernel, (dtype, dtype), META, is_aligned)
 
 
-def code(name: str, *, is_exact: bool = False, shared_bytes: int = 0) -> Code:
+def code(name: str, *, is_exact: bool = False, waits: bool = False, shared_bytes: int = 0) -> Code:
     return Code(
         cubin=f"cubin of {name}".encode(),
         ptx=f"ptx of {name}".encode(),
         is_exact=is_exact,
+        waits=waits,
         symbol="silu_mul_kernel",
         num_warps=4,
         shared_bytes=shared_bytes,

@@ -136,7 +136,7 @@ def _set(name, value):
     "spoil",
     [
         lambda content: content.pop("format"),
-        lambda content: content.update(format=2),
+        lambda content: content.update(format=1),
         lambda content: content.pop("triton"),
         lambda content: content.update(entries=None),
         lambda content: content.update(files=[]),

@@ -68,7 +68,7 @@ def test_launch(way, driver):
     assert launch(way, gate_up, out, stride, size).launches == []
     (told,) = driver.launches
     assert told.function.image == b"cubin of True 90"
-    assert (told.grid, told.block, told.shared_bytes) == ((2, 1), 128, 0)
+    assert told.config == ((2, 1), 128, 0, False)
     assert told.stream == driver.current_stream(CPU)
     assert told.arguments == (gate_up.data_ptr(), out.data_ptr(), 64, 32, 0, 0)
     kinds = [int, int, np.int32, np.int32, int, int]
@@ -111,8 +111,18 @@ def test_float_scalars_and_shared_memory(tmp_path, driver):
     launcher = JustInTime(contract)
     BundleWay(Bundle.open(tmp_path), driver)(launcher, (1,), (x, x, 16, 0.1), META)
     (told,) = driver.launches
-    assert told.shared_bytes == 100_000
+    assert told.config.shared_bytes == 100_000
     assert (type(told.arguments[3]), told.arguments[3]) == (np.float32, np.float32(0.1))
+
+
+def test_a_kernel_that_waits_for_earlier_ones_starts_before_they_end(tmp_path, driver):
+    write_bundle(
+        tmp_path, {(key(), 80): code("early", waits=False), (key(), 90): code("late", waits=True)}
+    )
+    for capability in (80, 90):
+        driver.device, driver.capabilities = CPU, {CPU: capability}
+        launch(BundleWay(Bundle.open(tmp_path), driver), *arguments())
+    assert [each.config.waits for each in driver.launches] == [False, True]
 
 
 def _on(device: str, value):
