@@ -46,7 +46,7 @@ class Limits:
 
 ITL_BUDGET_MS = 50.0  # as it is served
 CPU = Limits(1024, 256, 24, 2 * SMOLLM2_135M.kv_token_bytes, SchedulerConfig(8, 256))
-GPU = Limits(16384, 768, 1000, LLAMA_8B.kv_token_bytes, SchedulerConfig(64, 2048, ITL_BUDGET_MS))
+GPU = Limits(16384, 1536, 500, LLAMA_8B.kv_token_bytes, SchedulerConfig(64, 2048, ITL_BUDGET_MS))
 # Where tokens age: contexts in which some are cold. A sequence is admitted with more room to grow,
 # so completions are longer and memory is less, for some to be preempted all the same.
 TIERED_CPU = replace(
@@ -56,7 +56,7 @@ TIERED_CPU = replace(
     num_blocks=50,
     kv_token_bytes=SMOLLM2_SHALLOW.kv_token_bytes,  # in bfloat16, whatever the model's dtype
 )
-TIERED_GPU = replace(GPU, max_new_tokens=1536, num_blocks=300)
+TIERED_GPU = replace(GPU, num_blocks=300)
 
 
 def main() -> int:

@@ -118,6 +118,8 @@ class Soak:
             self._arrive()
             self._abort_some()
             self._step()
+        for seq_id in self._ledger.abortable:  # six lulls have shown that requests end
+            self._abort(seq_id)
         self._drain()
         self._ledger.close(self._engine.totals, self._num_blocks_missing())
 
