@@ -12,7 +12,6 @@ from triton.language import core
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 FIRST_ARCH = 90
-WAIT = "griddepcontrol.wait"  # in PTX
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 

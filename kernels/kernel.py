@@ -18,6 +18,7 @@ import torch
 import triton
 
 from kernels.contract import Contract, Scalar
+from kernels.dependent_launch import FIRST_ARCH, wait_for_earlier_kernels
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages")
 # Off, as it is in the interpreter and the references: a multiply and an add round twice everywhere.
@@ -92,7 +93,8 @@ def dtypes_of(contract: Contract, chosen: Mapping[str, torch.dtype]) -> tuple[to
 
 
 class Kernel:
-    """A declared kernel. `jit` is what `triton.jit` made of the function."""
+    """A declared kernel. `jit` is what `triton.jit` made of the function. `waits`: for the kernels
+    before it, itself (`kernels.dependent_launch`)."""
 
     def __init__(self, contract: Contract, function: Callable[..., None], of: Variants) -> None:
         self.contract = contract
@@ -100,6 +102,7 @@ class Kernel:
         others = [name for name in contract.scalars if name not in contract.steps]
         self.jit: Any = triton.jit(function, do_not_specialize=others)
         self.variants = of(contract)
+        self.waits = wait_for_earlier_kernels.__name__ in function.__code__.co_names
         names = list(inspect.signature(function).parameters)
         expected = [f"{name}_ptr" for name in contract.tensors] + list(contract.scalars)
         if names[: len(expected)] != expected:
@@ -114,7 +117,11 @@ class Kernel:
         self, grid: tuple[int, ...], arguments: Sequence[Any], meta: Mapping[str, int]
     ) -> None:
         """Compiled just in time, on the current stream."""
-        self.jit[grid](*arguments, **meta, enable_fp_fusion=FP_FUSION)
+        options = {"enable_fp_fusion": FP_FUSION}
+        if self.waits and arguments[0].is_cuda:
+            major, _ = torch.cuda.get_device_capability(arguments[0].device)
+            options["launch_pdl"] = 10 * major >= FIRST_ARCH
+        self.jit[grid](*arguments, **meta, **options)
 
     def signature(self, variant: Variant) -> dict[str, str]:
         """Triton's types of the parameters, by name."""

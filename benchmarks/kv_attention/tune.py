@@ -18,7 +18,7 @@ STAGES = (3, 4, 5)
 PROGRAMS_PER_SM = (7, 8)
 MERGES = {
     "MERGE_META_OF_FEW": grid(COLUMNS=(32, 64, 128), SPLITS=(4, 8, 16, 32), num_warps=(1, 2)),
-    "MERGE_META_OF_MANY": grid(COLUMNS=(16, 32, 64), SPLITS=(32, 64, 128), num_warps=(2, 4)),
+    "MERGE_META_OF_MANY": grid(COLUMNS=(16, 32, 64), SPLITS=(64, 128, 256), num_warps=(2, 4, 8)),
 }
 MERGED = ("attn_int4_b1_128k", "attn_int4_b8_32k", "attn_int4_b32_8k")
 

@@ -13,7 +13,7 @@ from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITFunction
 
 from kernels.bundle.write import Code
-from kernels.dependent_launch import WAIT
+from kernels.dependent_launch import FIRST_ARCH
 from kernels.errors import BundleError
 from kernels.kernel import FP_FUSION, LAUNCH_OPTIONS, Kernel, Variant
 from kernels.registry import all_kernels
@@ -78,7 +78,7 @@ def compile_variant(kernel: Kernel, variant: Variant, arch: int) -> Code:
         cubin=built.asm["cubin"],
         ptx=ptx.encode(),
         is_exact=re.search(r"^\.target sm_\d+[af]", ptx, re.MULTILINE) is not None,
-        waits=WAIT in ptx,
+        waits=kernel.waits and arch >= FIRST_ARCH,
         symbol=metadata.name,
         num_warps=metadata.num_warps,
         shared_bytes=metadata.shared,

@@ -3,6 +3,7 @@
 import torch
 import triton.language as tl
 
+from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
 from kernels.kernel import kernel, variants
 from kernels.kv_append.reference import CONTRACT, METAS
 
@@ -29,6 +30,8 @@ def kv_append_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     head_blocks = tl.cdiv(heads, HEADS)
     token = (tl.program_id(0) // head_blocks).to(tl.int64)
     head = tl.program_id(0) % head_blocks * HEADS + tl.arange(0, HEADS)[:, None]

@@ -31,6 +31,7 @@ def tiered_skip(
     reach: torch.Tensor,
     epsilon: float,
     out_dtype: torch.dtype | None = None,
+    sums: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `tiered_decode` of one query a sequence and heads of 64 or 128, which leaves out the
     values of cold blocks: those of block j of sequence s for KV head h where skips[s, h, j] is not
@@ -46,7 +47,8 @@ def tiered_skip(
     blocks, num_heads / num_kv_heads] float32 takes what each cold block weighs, logarithms to base
     2 of sums of exponentials, as high as they can be: what `skip_list` chooses from. left_out, of
     the form of skips, takes zero for each block that was read after all. reach [num_sequences,
-    num_kv_heads] float32: a bound for all keys of a sequence, of `rounding`.
+    num_kv_heads] float32: a bound for all keys of a sequence, of `rounding`. sums: where the second
+    and the third of the results go.
     """
     most = reference.most_of(epsilon)
     slabs = _by_grains(slabs, formats)
@@ -63,7 +65,12 @@ def tiered_skip(
     state = masses, partial_lse, partial_skipped, left_out
     again_meta = reference.again_meta_of(meta)
     _launch_again(grid, *read, *state, *again, *scalars, most, **again_meta)
-    return _merged(query, (partial, partial_lse, *again), plan, out_dtype or query.dtype)
+    if sums is None:
+        lse, skipped = (query.new_empty(query.shape[:2], dtype=torch.float32) for _ in "12")
+        sums = lse, skipped
+    out = query.new_empty(query.shape, dtype=out_dtype or query.dtype)
+    _merge((partial, partial_lse, *again), plan, out, *sums)
+    return out, *sums
 
 
 def _counts(
@@ -90,20 +97,18 @@ def _scratch(query: torch.Tensor, num_records: int) -> tuple[torch.Tensor, ...]:
     return tuple(query.new_empty(each, dtype=torch.float32) for each in shapes)
 
 
-def _merged(
-    query: torch.Tensor,
+def _merge(
     found: tuple[torch.Tensor, ...],
     plan: torch.Tensor,
-    out_dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    num_sequences, num_heads, size = query.shape
-    out = query.new_empty(query.shape, dtype=out_dtype)
-    lse, skipped = (query.new_empty(query.shape[:2], dtype=torch.float32) for _ in "12")
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    skipped: torch.Tensor,
+) -> None:
+    num_sequences, num_heads, size = out.shape
     merge = reference.MERGE_META
     counts = len(plan), num_sequences, num_heads
     grid = (num_sequences * num_heads, cdiv(size, merge["COLUMNS"]))
     _launch_merge(grid, *found, plan, out, lse, skipped, *counts, **merge, SIZE=size)
-    return out, lse, skipped
 
 
 def _by_grains(slabs: Slabs, formats: Formats) -> Slabs:

@@ -10,17 +10,19 @@ import re
 import sys
 
 from kernels.bundle.compile import Task, compiled
-from kernels.dependent_launch import FIRST_ARCH, WAIT
+from kernels.dependent_launch import FIRST_ARCH
 from kernels.registry import all_kernels
 
+WAIT = "griddepcontrol.wait"
 ACCESS = re.compile(
     r"^\s*(?:@\S+ )?(?:ld|st|atom|red|cp\.async)\b(?!\.param|\.shared)", re.MULTILINE
 )
 
 
 def begins(name: str) -> str:
-    ptx = compiled(Task(name, all_kernels()[name].variants[0], FIRST_ARCH)).ptx.decode()
-    before, wait, _ = ptx.partition(WAIT)
+    code = compiled(Task(name, all_kernels()[name].variants[0], FIRST_ARCH))
+    before, wait, _ = code.ptx.decode().partition(WAIT)
+    assert bool(wait) == code.waits, name
     if not wait:
         return "plain"
     return "touches" if ACCESS.search(before) else "waits"

@@ -1,4 +1,4 @@
-"""Kernels of a decode step start while the one before them ends, and touch nothing until then."""
+"""Some kernels start while the one before them ends, and touch nothing until then."""
 
 import json
 import os
@@ -11,7 +11,8 @@ import pytest
 from tests.kernels.dependent_code import ACCESS
 
 ROOT = Path(__file__).parents[2]
-OF_A_DECODE_STEP = [
+OVERLAPPING = [
+    "kv_append",
     "linear_few_rows",
     "linear_one_row",
     "linear_silu_mul_few_rows",
@@ -22,6 +23,7 @@ OF_A_DECODE_STEP = [
     "rms_norm",
     "rms_norm_residual",
     "rope_append",
+    "rotary",
     "silu_mul",
     "tiered_append",
     "tiered_decode",
@@ -32,7 +34,7 @@ OF_A_DECODE_STEP = [
 def test_they_wait_before_they_touch_memory(tmp_path: Path):
     environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.dependent_code", *OF_A_DECODE_STEP, "grey"],
+        [sys.executable, "-m", "tests.kernels.dependent_code", *OVERLAPPING, "grey"],
         cwd=ROOT,
         env=os.environ | environment,
         capture_output=True,
@@ -40,7 +42,7 @@ def test_they_wait_before_they_touch_memory(tmp_path: Path):
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout) == {**dict.fromkeys(OF_A_DECODE_STEP, "waits"), "grey": "plain"}
+    assert json.loads(ran.stdout) == {**dict.fromkeys(OVERLAPPING, "waits"), "grey": "plain"}
 
 
 @pytest.mark.parametrize(
