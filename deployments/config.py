@@ -29,13 +29,15 @@ class Settings(BaseModel):
 
 class KvTiersSettings(Settings):
     """How the KV of a token ages (docs/kv-tiers.md). `calibration`: a file of `flashray calibrate`,
-    which gives each layer its cold format."""
+    which gives each layer its cold format. `skip_epsilon` above 0: of a query's softmax, what a
+    decode step may leave out of the cold tier (docs/certified-skipping.md)."""
 
     cold_format: Literal["k8v4", "int4", "int8"] = "k8v4"
     sink_tokens: int = 64
     hot_tokens: int = 128
     warm_tokens: int = 512
     calibration: Path | None = None
+    skip_epsilon: float = 0.0
 
     @property
     def tiers(self) -> TierConfig:
@@ -44,6 +46,7 @@ class KvTiersSettings(Settings):
             sink_tokens=self.sink_tokens,
             hot_tokens=self.hot_tokens,
             warm_tokens=self.warm_tokens,
+            skip_epsilon=self.skip_epsilon,
         )
 
     @model_validator(mode="after")

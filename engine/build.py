@@ -27,7 +27,7 @@ from engine.execution.recorder import GraphRecorder
 from engine.execution.sampler import Sampler
 from engine.execution.sequence_slots import SequenceSlots, Slots
 from engine.execution.tiered_attention import TieredAttention
-from engine.execution.tiered_build import build_tiers, pages_bytes, plan_tiers, refuse_tiers
+from engine.execution.tiered_build import build_tiers, bytes_beside, plan_tiers, refuse_tiers
 from engine.execution.tiered_kv import TieredKV
 from engine.execution.tiered_slots import TieredSlots
 from engine.execution.triton_attention import TritonAttention
@@ -150,12 +150,12 @@ def build_model_runner(
     if is_measured:
         with start.phase("memory profile"):
             max_model_len = resolve_max_model_len(config, model)
-            pages = pages_bytes(config, local, dtype, max_model_len) if is_tiered else 0
-            kv_cache_bytes = profile_memory(config, decoder, pages).kv_cache
+            beside = bytes_beside(config, local, dtype, max_model_len) if is_tiered else ()
+            kv_cache_bytes = profile_memory(config, decoder, *beside).kv_cache
         config = replace(config, cache=replace(config.cache, kv_cache_bytes=kv_cache_bytes))
         _refuse_small_cache(config, local, dtype, ranks)
     with start.phase("KV cache"):
-        kv, backend = _kv_cache(config, local, attention, weights, ranks)
+        kv, backend = _kv_cache(config, local, attention, decoder)
     slots = _slots(config, model, ranks, kv)
     with start.phase("CUDA graphs"):
         graphs, layer_graphs = _graphs(config, decoder, backend, slots)
@@ -181,14 +181,13 @@ def _kv_cache(
     config: EngineConfig,
     local: ModelConfig,
     attention: BackendClass,
-    weights: DecoderWeights,
-    ranks: Ranks,
+    decoder: Decoder,
 ) -> tuple[KVTensors | TieredKV, AttentionBackend]:
-    dtype, device = weights.dtype, weights.device
+    dtype, device, ranks = decoder.weights.dtype, decoder.weights.device, decoder.ranks
     if config.cache.tiers is not None:
         assert issubclass(attention, TritonAttention), attention
         groups, max_model_len = _tiers(config, local, ranks), resolve_max_model_len(config, local)
-        return build_tiers(config, local, groups, attention, dtype, device, max_model_len)
+        return build_tiers(config, decoder, groups, attention, max_model_len)
     num_blocks = ranks.minimum(_num_blocks(config, local, dtype))
     kv = KVTensors.allocate(local, num_blocks, config.cache.block_size, dtype, device)
     scale, windows = local.head_dim**-0.5, local.sliding_windows
@@ -302,7 +301,9 @@ def _costs(config: EngineConfig, runner: ModelRunner) -> CostModel | None:
     else:
         max_context = min(max_context, runner.num_blocks * runner.block_size)
         plan = paged_steps(runner.block_size)
-    return CostModel(profile_steps(runner, config.scheduler, max_context, plan))
+    costs = CostModel(profile_steps(runner, config.scheduler, max_context, plan))
+    runner.count_skipped_anew()
+    return costs
 
 
 def resolve_max_model_len(config: EngineConfig, model: ModelConfig) -> int:

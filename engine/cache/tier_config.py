@@ -27,6 +27,8 @@ class TierConfig:
 
     `hot_tokens` is the least number in bf16 behind a decoded token; between block borders there are
     up to a block more. `cell_tokens` is the grid of the prefill rule. `exact`: bf16 everywhere.
+    `skip_epsilon`: of the softmax of a query, what a decode step may leave out of cold blocks, and
+    does not read the values of; 0: nothing is left out.
     Raises ValueError for what cannot be: everything is by whole blocks.
     """
 
@@ -37,6 +39,7 @@ class TierConfig:
     cell_tokens: int = 512
     cold_format: str = DEFAULT_COLD_FORMAT
     block_size: int = BLOCK_SIZE
+    skip_epsilon: float = 0.0
 
     def __post_init__(self) -> None:
         if self.cold_format not in COLD_FORMATS:
@@ -46,6 +49,11 @@ class TierConfig:
         if self.exact and self.cold_format != DEFAULT_COLD_FORMAT:
             raise ValueError(
                 f"exact keeps everything in bf16, cold_format is {self.cold_format!r}: choose one"
+            )
+        if not 0 <= self.skip_epsilon < 1:
+            raise ValueError(
+                "skip_epsilon must be above 0 and below 1, or 0 for no skipping, "
+                f"got {self.skip_epsilon}"
             )
         for name, least in (
             ("sink_tokens", 0),
@@ -95,6 +103,13 @@ class TierConfig:
         if ages.cold_start <= block < ages.hot_start:
             return self.cold if block < ages.warm_start else WARM
         return HOT
+
+    def num_cold(self, position: int) -> int:
+        """Blocks behind a decoded token at `position` whose values are of the cold format: where
+        that is the warm one, warm blocks are among them."""
+        ages = self.decode_ages(position)
+        is_warm_too = self.cold.values is WARM.values
+        return (ages.hot_start if is_warm_too else ages.warm_start) - ages.cold_start
 
     def num_slabs(self, ages: Ages, num_tokens: int, part: Part) -> int:
         """That `num_tokens` tokens of one sequence fill."""

@@ -26,25 +26,29 @@ class MemoryProfile:
     graphs: int
     kept_free: int
     pages: int = 0  # that prompts attend over, where tokens age
+    skips: int = 0  # what decodes keep of what they skip
 
     @property
     def kv_cache(self) -> int:
-        used = self.others + self.activations + self.graphs + self.pages
+        used = self.others + self.activations + self.graphs + self.pages + self.skips
         return self.total - used - self.kept_free
 
     def __str__(self) -> str:
         pages = f"+ pages of prompts {self.pages / GIB:.1f} " if self.pages else ""
+        skips = f"+ skip lists {self.skips / GIB:.1f} " if self.skips else ""
         return (
             f"{self.total / GIB:.1f} GiB = weights and others {self.others / GIB:.1f} + largest "
-            f"step {self.activations / GIB:.1f} + graphs {self.graphs / GIB:.1f} {pages}+ kept "
-            f"free {self.kept_free / GIB:.1f} + KV cache {self.kv_cache / GIB:.1f}"
+            f"step {self.activations / GIB:.1f} + graphs {self.graphs / GIB:.1f} {pages}{skips}+ "
+            f"kept free {self.kept_free / GIB:.1f} + KV cache {self.kv_cache / GIB:.1f}"
         )
 
 
 @torch.inference_mode()
-def profile_memory(config: EngineConfig, decoder: Decoder, pages: int = 0) -> MemoryProfile:
+def profile_memory(
+    config: EngineConfig, decoder: Decoder, pages: int = 0, skips: int = 0
+) -> MemoryProfile:
     """Computes the largest step once, without attention, whose own scratch is small but for
-    `pages`, bytes that are allocated later. Raises CacheTooSmall."""
+    `pages` and `skips`, bytes that are allocated later. Raises CacheTooSmall."""
     device = decoder.weights.device
     num_tokens = config.scheduler.max_num_batched_tokens
     num_rows = min(config.scheduler.max_num_sequences, num_tokens)
@@ -67,6 +71,7 @@ def profile_memory(config: EngineConfig, decoder: Decoder, pages: int = 0) -> Me
         graphs=decodes + layers,
         kept_free=int(total * (1 - config.cache.gpu_memory_utilization)),
         pages=pages,
+        skips=skips,
     )
     logger.info("memory of %s: %s", device, profile)
     if profile.kv_cache <= 0:

@@ -18,7 +18,9 @@ from engine.execution.kv_tensors import KVTensors
 from engine.execution.layer_graphs import LayerGraphs
 from engine.execution.sampler import Sampler
 from engine.execution.sequence_slots import Slots
+from engine.execution.skip_counts import SkipCounter, SkipCounts
 from engine.execution.stored_keys import stored_keys
+from engine.execution.tiered_attention import TieredAttention
 from engine.execution.tiered_kv import TieredKV
 from engine.execution.tracing_attention import TracingAttention
 from engine.execution.uploads import upload
@@ -96,6 +98,21 @@ class ModelRunner:
     @property
     def kv_bytes(self) -> int:
         return self._kv.num_bytes
+
+    @property
+    def skipped(self) -> SkipCounts:
+        """What decodes have left out, up to a step or two ago."""
+        return SkipCounts() if self._skip_counter is None else self._skip_counter.latest
+
+    def count_skipped_anew(self) -> None:
+        if self._skip_counter is not None:
+            self._skip_counter.reset()
+
+    @property
+    def _skip_counter(self) -> SkipCounter | None:
+        if not isinstance(self._backend, TieredAttention) or self._backend.skipping is None:
+            return None
+        return self._backend.skipping.counter
 
     def traced(self) -> tuple["ModelRunner", TracingAttention]:
         """The same weights and the same cache, without graphs, and a record of what the attention

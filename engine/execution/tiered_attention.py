@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -14,6 +14,7 @@ from engine.cache.formats import Part
 from engine.execution.decode_attention_graphs import TablesShape
 from engine.execution.inputs import Chunks
 from engine.execution.kv_tensors import KVTensors
+from engine.execution.skipping_decodes import SkippingDecodes
 from engine.execution.tiered_decodes import NUM_BOUNDS, Planned, PlannedRows, TieredTables
 from engine.execution.tiered_inputs import (
     DemotedBlocks,
@@ -27,6 +28,7 @@ from engine.execution.tiered_inputs import (
 )
 from engine.execution.tiered_kv import BITS, TieredKV, formats_of
 from engine.execution.tiered_pages import PagedPrompts
+from engine.execution.tiered_skips import StepSkips
 from engine.execution.tiered_slots import TieredSlots
 from engine.execution.triton_attention import TritonAttention
 from engine.execution.uploads import upload_together
@@ -44,7 +46,8 @@ from kernels.tiered_plan.reference import Formats
 
 @dataclass(frozen=True)
 class GroupMetadata:
-    """As `GroupInputs`, ready for every layer of the group."""
+    """As `GroupInputs`, ready for every layer of the group. `skips`: of a step that only decodes
+    and may skip."""
 
     key_slots: torch.Tensor
     value_slots: torch.Tensor
@@ -52,6 +55,7 @@ class GroupMetadata:
     decodes: TieredRows | None
     prompts: tuple[PagedPrompts, ...]
     planner: Callable[[TieredRows], tuple[PlannedRows, ...]]
+    skips: StepSkips | None = None
 
     @cached_property
     def planned(self) -> tuple[PlannedRows, ...]:
@@ -74,24 +78,31 @@ class TieredAttention:
         scale: float,
         *,
         deterministic: bool = False,
+        skipping: SkippingDecodes | None = None,
     ) -> None:
         """`pages` of one layer, which `prompts` attends over: no layer's own, for each layer writes
-        them anew. deterministic: a decode is dealt out alone."""
+        them anew. deterministic: a decode is dealt out alone. skipping: attends in steps that only
+        decode."""
         self._kv = kv
         self._pages = pages
         self._prompts = prompts
         self._num_heads = num_heads
         self._scale = scale
         self._deterministic = deterministic
+        self.skipping = skipping
         self._formats = [formats_of(group.config) for group in kv.groups]
 
     def build_inputs(self, batch: Chunks) -> TieredInputs:
         assert isinstance(batch, ScheduledBatch), "a tiered cache has one rank"
+        if self.skipping is not None and all(each.spans[0].is_decode for each in batch.scheduled):
+            sequences = [each.sequence for each in batch.scheduled]
+            self.skipping.begin(sequences, len(sequences))
         return build_tiered_inputs(batch, self._kv.groups, self._pages.num_blocks, self._kv.device)
 
     def prepare(self, inputs: TieredInputs) -> TieredMetadata:
         pairs = zip(inputs.groups, self._formats, strict=True)
-        return tuple(self._prepare_group(group, formats) for group, formats in pairs)
+        metadata = tuple(self._prepare_group(group, formats) for group, formats in pairs)
+        return metadata if self.skipping is None else self._skipped(metadata, self.skipping)
 
     @property
     def decode_padding(self) -> tuple[int, ...]:
@@ -109,23 +120,21 @@ class TieredAttention:
     def begin_decodes(self, batch: ScheduledBatch) -> None:
         """The step's demotions, in all layers of a group at once: no token of this step is among
         what they read, for a block is demoted long after it is full."""
-        if not any(batch.demotions):
-            return
-        demotions = tuple(
-            tuple(in_all_layers(each, group) for each in demoted_blocks(of_group))
-            for group, of_group in zip(self._kv.groups, batch.demotions, strict=True)
-        )
-        uploaded = upload_together(demotions, self._kv.device)
-        for slabs, of_group in zip(self._kv.whole, uploaded, strict=True):
-            for each in of_group:
-                demote(slabs, each)
+        if any(batch.demotions):
+            demotions = tuple(
+                tuple(in_all_layers(each, group) for each in demoted_blocks(of_group))
+                for group, of_group in zip(self._kv.groups, batch.demotions, strict=True)
+            )
+            for number, of_group in enumerate(upload_together(demotions, self._kv.device)):
+                self._demote_whole(number, of_group)
+        if self.skipping is not None:
+            self.skipping.begin_recorded([each.sequence for each in batch.scheduled])
 
     def prepare_decodes(self, slots: TieredSlots, rows: torch.Tensor) -> TieredMetadata:
         """As `engine.execution.decode_graphs.DecodeBackend`."""
         groups = []
-        for own, tables, formats in zip(
-            rows[3:].chunk(len(self._formats)), slots.tables, self._formats, strict=True
-        ):
+        own_rows = rows[3:].chunk(len(self._formats))
+        for own, tables, formats in zip(own_rows, slots.tables, self._formats, strict=True):
             decodes = TieredRows(
                 tables[Part.KEYS].index_select(0, rows[2]),
                 tables[Part.VALUES].index_select(0, rows[2]),
@@ -133,7 +142,10 @@ class TieredAttention:
             )
             planner = partial(self._planned, formats=formats)
             groups.append(GroupMetadata(own[-2], own[-1], (), decodes, (), planner))
-        return tuple(groups)
+        if self.skipping is None:
+            return tuple(groups)
+        self.skipping.record(rows.shape[1])
+        return self._skipped(groups, self.skipping)
 
     def attend(
         self,
@@ -148,8 +160,11 @@ class TieredAttention:
         """As `engine.models.decoder.Attend`, of values that come rotated: so does the result."""
         query = self.append(layer, query, key, value, cos, sin, self.token_rows(metadata))
         self.begin_layer(layer, metadata)
-        planned = metadata[self._kv.group_of[layer]].planned
-        attended = self._attend_planned(layer, query, planned)
+        group = metadata[self._kv.group_of[layer]]
+        if self.skipping is not None and group.skips is not None:
+            (planned,) = group.planned
+            return self.skipping.attend(layer, query, planned, group.skips)
+        attended = self._attend_planned(layer, query, group.planned)
         attended += [each for _, each in self.attend_prompts(layer, query, metadata)]
         return _joined(attended)
 
@@ -213,6 +228,31 @@ class TieredAttention:
             ),
             partial(self._planned, formats=formats),
         )
+
+    def _skipped(self, metadata: Items[GroupMetadata], skipping: SkippingDecodes) -> TieredMetadata:
+        """The same, of a step that skips if it only decodes."""
+        skipping.find_reach()
+        is_mixed = any(group.prompts for group in metadata)
+        groups = []
+        for number, group in enumerate(metadata):
+            whole = [in_all_layers(each, self._kv.groups[number]) for each in group.demotions]
+            if is_mixed or group.decodes is None:
+                groups.append(group)
+                for each in whole:
+                    skipping.stored(number, each)
+            else:
+                self._demote_whole(number, whole)
+                skipping.find_reach()
+                skips = skipping.prepare(number, group.decodes.bounds)
+                groups.append(replace(group, demotions=(), skips=skips))
+        return tuple(groups)
+
+    def _demote_whole(self, group: int, demotions: Items[DemotedBlocks]) -> None:
+        """Of slabs as `TieredKV.whole` has them."""
+        for each in demotions:
+            demote(self._kv.whole[group], each)
+            if self.skipping is not None:
+                self.skipping.stored(group, each)
 
     def _planned_groups(self, decodes: Items[TieredRows]) -> Planned:
         pairs = zip(decodes, self._formats, strict=True)

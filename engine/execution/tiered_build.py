@@ -12,20 +12,26 @@ from engine.cache.tiers import ColdTier
 from engine.config import EngineConfig, SchedulerConfig
 from engine.errors import EngineError, UnsupportedModel
 from engine.execution.kv_tensors import KVTensors, block_bytes
+from engine.execution.skipping_decodes import SkippingDecodes
 from engine.execution.tiered_attention import TieredAttention
 from engine.execution.tiered_kv import TieredKV
 from engine.execution.tiered_pages import num_pages_for
+from engine.execution.tiered_skips import SkipsShape
 from engine.execution.triton_attention import TritonAttention
+from engine.models.decoder import Decoder
+from engine.models.key_lengths import key_lengths
 from engine.models.model_config import ModelConfig
 from engine.ranks.group import Ranks
 from engine.scheduling.tiered_space import TieredSpace, num_slabs_needed
 from engine.tiering import arena_groups, tier_groups
 from kernels.tiered_decode.reference import ROWS, SIZES
+from kernels.tiered_skip import reference as tiered_skip
 
 LayersOf = Sequence[tuple[tuple[int, ...], TierConfig]]
 
 GPU_DTYPE = torch.bfloat16
 WITHOUT = "leave kv_tiers out"
+WITHOUT_SKIPPING = "leave skip_epsilon out"
 STILL_HELD = 2  # what a step in flight may read is not free yet
 
 
@@ -56,6 +62,22 @@ def refuse_tiers(
             f"kv_tiers compute in bfloat16 on a GPU, dtype is {dtype}; set dtype to bfloat16"
         )
     _refuse_model(model)
+    if tiers.skip_epsilon:
+        _refuse_skipping(config, model)
+
+
+def _refuse_skipping(config: EngineConfig, model: ModelConfig) -> None:
+    if config.deterministic:
+        raise EngineError(
+            "skip_epsilon is not deterministic: what a step leaves out depends on whether others "
+            f"came with prompts in the step before; {WITHOUT_SKIPPING}, or deterministic"
+        )
+    if model.head_dim not in tiered_skip.SIZES:
+        sizes = " or ".join(map(str, tiered_skip.SIZES))
+        raise UnsupportedModel(
+            f"skip_epsilon needs a head_dim of {sizes}, this model's is {model.head_dim}; "
+            f"{WITHOUT_SKIPPING}"
+        )
 
 
 def _refuse_model(model: ModelConfig) -> None:
@@ -101,33 +123,54 @@ def _capped(group: TierGroup, limits: SchedulerConfig, max_model_len: int) -> Ti
     )
 
 
-def pages_bytes(
+def bytes_beside(
     config: EngineConfig, local: ModelConfig, dtype: torch.dtype, max_model_len: int
-) -> int:
-    """Of the pages that prompts attend over, which come beside `kv_cache_bytes`."""
-    one_layer = replace(local, num_layers=1)
-    return _num_pages(config, max_model_len) * block_bytes(one_layer, BLOCK_SIZE, dtype)
+) -> tuple[int, int]:
+    """What comes beside `kv_cache_bytes`: the pages that prompts attend over, and at most what
+    decodes keep of what they skip."""
+    one_layer, tiers = replace(local, num_layers=1), config.cache.tiers
+    pages = _num_pages(config, max_model_len) * block_bytes(one_layer, BLOCK_SIZE, dtype)
+    if tiers is None or not tiers.skip_epsilon:
+        return pages, 0
+    widest, heads = replace(tiers, cold_format="int8"), (local.num_heads, local.num_kv_heads)
+    shape = SkipsShape.of(widest, local.num_layers, heads, max_model_len)
+    return pages, shape.num_bytes(config.scheduler.max_num_sequences)
 
 
 def build_tiers(
     config: EngineConfig,
-    local: ModelConfig,
+    decoder: Decoder,
     groups: Sequence[TierGroup],
     prompts: type[TritonAttention],
-    dtype: torch.dtype,
-    device: torch.device,
     max_model_len: int,
 ) -> tuple[TieredKV, TieredAttention]:
     """prompts: by which prompts attend over their pages."""
+    local, weights = decoder.config, decoder.weights
     num_pages, scale = _num_pages(config, max_model_len), local.head_dim**-0.5
-    kv = TieredKV.allocate(groups, local.num_kv_heads, local.head_dim, device)
+    kv = TieredKV.allocate(groups, local.num_kv_heads, local.head_dim, weights.device)
     one_layer = replace(local, num_layers=1)
-    pages = KVTensors.allocate(one_layer, num_pages, BLOCK_SIZE, dtype, device)
+    pages = KVTensors.allocate(one_layer, num_pages, BLOCK_SIZE, weights.dtype, weights.device)
     over_pages = prompts(pages, [None], scale, deterministic=config.deterministic)
     backend = TieredAttention(
-        kv, pages, over_pages, local.num_heads, scale, deterministic=config.deterministic
+        kv,
+        pages,
+        over_pages,
+        local.num_heads,
+        scale,
+        deterministic=config.deterministic,
+        skipping=_skipping(config, decoder, kv, max_model_len),
     )
     return kv, backend
+
+
+def _skipping(
+    config: EngineConfig, decoder: Decoder, kv: TieredKV, max_model_len: int
+) -> SkippingDecodes | None:
+    if not kv.groups[0].config.skip_epsilon:
+        return None
+    local, most = decoder.config, config.scheduler.max_num_sequences
+    scale, lengths = local.head_dim**-0.5, key_lengths(decoder)
+    return SkippingDecodes(kv, local.num_heads, scale, lengths, most, max_model_len)
 
 
 def _num_pages(config: EngineConfig, max_model_len: int) -> int:

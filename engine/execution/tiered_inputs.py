@@ -121,7 +121,8 @@ def in_all_layers(demoted: DemotedBlocks, group: TierGroup) -> DemotedBlocks:
     """The same blocks of each layer, as `TieredKV.whole` has them."""
     is_keys = demoted.part is Part.KEYS
     num_slabs = group.num_key_slabs if is_keys else group.num_value_slabs
-    firsts = num_slabs * torch.arange(group.num_layers, dtype=torch.int32)[:, None, None]
+    layers = torch.arange(group.num_layers, dtype=torch.int32, device=demoted.sources.device)
+    firsts = num_slabs * layers[:, None, None]
     sources, targets = (
         (firsts + each).flatten(0, 1) for each in (demoted.sources, demoted.targets)
     )

@@ -80,6 +80,10 @@ class Arrival:
         if self._event is not None:
             self._event.record()
 
+    @property
+    def has_come(self) -> bool:
+        return self._event is None or self._event.query()
+
     def wait(self) -> None:
         if self._event is not None:
             self._event.synchronize()

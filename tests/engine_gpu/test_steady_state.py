@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ def waits_refused() -> Iterator[None]:
 KINDS: dict[str, dict[str, Any]] = {
     "one format": {},
     "tiers": {"tiers": SMALL_TIERS, "dtype": "bfloat16"},
+    "tiers that skip": {"tiers": replace(SMALL_TIERS, skip_epsilon=0.5), "dtype": "bfloat16"},
 }
 
 

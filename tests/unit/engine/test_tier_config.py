@@ -87,6 +87,14 @@ def test_slabs_of_a_long_sequence() -> None:
     assert config.num_slabs(ages, 65_536, Part.VALUES) == 3 * 4 + 8 * 2 + 1013
 
 
+@pytest.mark.parametrize(("cold_format", "num_cold"), [("k8v4", 5), ("int4", 5), ("int8", 13)])
+def test_cold_values_behind_a_decoded_token(cold_format: str, num_cold: int) -> None:
+    config = TierConfig(cold_format=cold_format)
+    assert config.num_cold(1023) == num_cold - 1
+    assert config.num_cold(1024) == num_cold
+    assert config.num_cold(100) == 0
+
+
 def test_exact_is_bf16_everywhere() -> None:
     config = TierConfig(exact=True)
     for ages in (config.decode_ages(9_000), config.prefill_ages(9_000)):
@@ -97,6 +105,8 @@ def test_exact_is_bf16_everywhere() -> None:
     ("wrong", "said"),
     [
         ({"cold_format": "fp8"}, "k8v4, int4, int8, got 'fp8'"),
+        ({"skip_epsilon": 1.0}, "skip_epsilon must be above 0 and below 1, or 0 .*, got 1.0"),
+        ({"skip_epsilon": -0.1}, "skip_epsilon must be .*, got -0.1"),
         ({"hot_tokens": 0}, "hot_tokens must be a multiple of the block size 64 and at least 64"),
         ({"warm_tokens": 100}, "warm_tokens must be a multiple of the block size 64"),
         ({"sink_tokens": -64}, "at least 0, got -64"),

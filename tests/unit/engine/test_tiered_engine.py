@@ -2,6 +2,7 @@
 what the plain loop says."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from engine.cache.tier_config import TierConfig
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.execution.decode_graphs import DecodeGraphs
+from engine.execution.model_runner import ModelRunner
+from engine.execution.skip_counts import SkipCounts
 from engine.execution.tiered_attention import TieredAttention
 from engine.sampling_params import SamplingParams
 from tests.unit.engine.test_async_scheduling import Forgetful, Recompute
@@ -51,12 +54,15 @@ def engine_of(
     is_ahead: bool = False,
     kv_cache_bytes: int = 1 << 26,
     recorder: Recompute | Forgetful | None = None,
+    skip_epsilon: float = 0.0,
     **changes: Any,
 ) -> Engine:
     config = EngineConfig(
         folder,
         async_scheduling=is_ahead,
-        cache=CacheConfig(kv_cache_bytes=kv_cache_bytes, tiers=TIERS),
+        cache=CacheConfig(
+            kv_cache_bytes=kv_cache_bytes, tiers=replace(TIERS, skip_epsilon=skip_epsilon)
+        ),
         scheduler=SchedulerConfig(max_num_sequences=5, max_num_batched_tokens=300),
         check_integrity=True,
         **changes,
@@ -135,6 +141,38 @@ def test_without_room_for_all_the_tokens_are_the_same(folder: Path) -> None:
     crowded = engine_of(folder, deterministic=True, is_ahead=True, kv_cache_bytes=1_200_000)
     assert transcript(crowded, 3, LONG) == expected
     assert crowded.totals.preemptions > 0
+
+
+def skipped(engine: Engine) -> SkipCounts:
+    runner = engine._executor
+    assert isinstance(runner, ModelRunner)
+    return runner.skipped
+
+
+def test_of_next_to_nothing_that_is_skipped_the_tokens_are_the_same(folder: Path) -> None:
+    skipping = engine_of(folder, is_ahead=True, skip_epsilon=1e-12)
+    assert transcript(skipping, 1) == transcript(engine_of(folder), 1)
+    assert skipped(skipping).read_blocks == skipped(skipping).cold_blocks > 0
+    assert skipped(engine_of(folder)) == SkipCounts()
+
+
+def test_recorded_decodes_skip_what_others_skip(folder: Path) -> None:
+    recorder = Recompute()
+    plain = engine_of(folder, skip_epsilon=0.3)
+    recorded = engine_of(folder, is_ahead=True, recorder=recorder, skip_epsilon=0.3)
+    assert transcript(recorded, 2) == transcript(plain, 2)
+    assert recorder.num_replays > 50
+    counts = skipped(recorded)
+    assert counts.read_blocks < 0.9 * counts.cold_blocks
+    assert 0 < counts.greatest_certificate <= 0.3
+
+
+def test_sequences_that_are_preempted_skip_anew(folder: Path) -> None:
+    crowded = engine_of(folder, is_ahead=True, kv_cache_bytes=1_200_000, skip_epsilon=0.3)
+    said = transcript(crowded, 3, LONG)
+    assert {len(each) for each in said.values()} == {200, 230}
+    assert crowded.totals.preemptions > 0
+    assert 0 < skipped(crowded).greatest_certificate <= 0.3
 
 
 def test_what_a_graph_leaves_is_kept(folder: Path) -> None:

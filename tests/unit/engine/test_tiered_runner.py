@@ -159,6 +159,10 @@ def test_bytes_that_one_sequence_does_not_fit_into_are_refused_at_once(
         ({"block_size": 32}, "block_size must have blocks of 64 tokens, got 32"),
         ({"num_ranks": 2}, "kv_tiers need one rank, this engine has 2; leave kv_tiers out"),
         ({"cold_tier": FakeColdTier()}, "not of kv_tiers; leave kv_tiers out"),
+        (
+            {"tiers": replace(TIERS, skip_epsilon=0.03), "deterministic": True},
+            "skip_epsilon is not deterministic.*; leave skip_epsilon out, or deterministic",
+        ),
         ({"device": "cuda", "dtype": "float32"}, "dtype is torch.float32; set dtype to bfloat16"),
     ],
 )
@@ -200,3 +204,14 @@ def test_models_without_tiers_are_refused(
     save_tiny(tmp_path, variant)
     with pytest.raises(UnsupportedModel, match=named):
         build_model_runner(config_of(tmp_path))
+
+
+def test_heads_that_cannot_skip_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SIZES, "head_dim", 256)
+    save_tiny(tmp_path)
+    build_model_runner(config_of(tmp_path, load_format="dummy"))
+    named = "skip_epsilon needs a head_dim of 64 or 128, this model's is 256; leave skip_epsilon"
+    with pytest.raises(UnsupportedModel, match=named):
+        build_model_runner(config_of(tmp_path, replace(TIERS, skip_epsilon=0.03)))
