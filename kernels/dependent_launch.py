@@ -1,18 +1,19 @@
 """Programmatic dependent launch, sm_90 and up: the programs of a kernel start while the kernel
 before it on the stream still runs, and wait for what it stores.
 
-A kernel that calls `wait_for_earlier_kernels` is launched so from a bundle; elsewhere, and on
-earlier GPUs, both functions do nothing. Before the wait it may touch what no kernel of its stream
-stores. (CUDA C++ Programming Guide, Programmatic Dependent Launch and Synchronization)
+A kernel that calls `wait_for_earlier_kernels` is launched so; on earlier GPUs both functions do
+nothing. Every program waits, or what is launched later could read too early, and only then lets the
+next kernel start. So what it loads before it waits may be stored by any kernel but the one before.
+(CUDA C++ Programming Guide, Programmatic Dependent Launch and Synchronization)
 """
 
 import triton
-import triton.language as tl
 from triton.language import core
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from kernels.interpreted import IS_INTERPRETED
+
 FIRST_ARCH = 90
-IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @core.builtin

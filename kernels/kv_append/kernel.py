@@ -30,8 +30,8 @@ def kv_append_kernel(
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    let_next_kernel_start()
     wait_for_earlier_kernels()
+    let_next_kernel_start()
     head_blocks = tl.cdiv(heads, HEADS)
     token = (tl.program_id(0) // head_blocks).to(tl.int64)
     head = tl.program_id(0) % head_blocks * HEADS + tl.arange(0, HEADS)[:, None]

@@ -24,6 +24,7 @@ from kernels.linear.reference import (
     TILED_CONTRACT,
     TILED_METAS,
 )
+from kernels.prefetch import LINE_BYTES, prefetch_lines
 
 
 def forms(metas):
@@ -48,6 +49,16 @@ def load_parts(pointers, is_output, column, end):
     """Of weights, [PARTS, OUTPUTS, TILE]."""
     mask = is_output[None, :, None] & (column < end)[:, None, :]
     return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def prefetch_weights(weight_ptr, output, out_size, in_size, COLUMNS: tl.constexpr):
+    """The first COLUMNS of those rows, of 16 bits: nothing that is stored meanwhile."""
+    LINE: tl.constexpr = LINE_BYTES // 2
+    LINES: tl.constexpr = (COLUMNS + LINE - 1) // LINE
+    lines = tl.minimum(tl.arange(0, LINES) * LINE, in_size - 1)
+    rows = tl.minimum(output, out_size - 1) * in_size
+    prefetch_lines(weight_ptr + rows[:, None] + lines[None, :])
 
 
 @triton.jit
@@ -77,9 +88,10 @@ def linear_one_row_kernel(
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    let_next_kernel_start()
-    wait_for_earlier_kernels()
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
+    prefetch_weights(weight_ptr, output, out_size, in_size, 2 * TILE)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
     is_output = output < out_size
     column = tl.arange(0, TILE)[None, :]
     weights = weight_ptr + (output * in_size)[:, None] + column
@@ -104,9 +116,11 @@ def linear_silu_mul_one_row_kernel(
     TILE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    let_next_kernel_start()
-    wait_for_earlier_kernels()
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
+    prefetch_weights(weight_ptr, output, 2 * size, in_size, TILE)
+    prefetch_weights(weight_ptr, output + size, 2 * size, in_size, TILE)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
     is_output = output < size
     column = tl.arange(0, TILE)[None, :]
     gates = weight_ptr + (output * in_size)[:, None] + column
@@ -141,9 +155,10 @@ def linear_few_rows_kernel(
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    let_next_kernel_start()
-    wait_for_earlier_kernels()
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
+    prefetch_weights(weight_ptr, output, out_size, in_size, PARTS * TILE)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
     row = tl.arange(0, ROWS)
     is_output, is_row = output < out_size, row < rows
     column = tl.arange(0, PARTS)[:, None] * TILE + tl.arange(0, TILE)[None, :]
@@ -176,9 +191,11 @@ def linear_silu_mul_few_rows_kernel(
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    let_next_kernel_start()
-    wait_for_earlier_kernels()
     output = tl.program_id(0).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
+    prefetch_weights(weight_ptr, output, 2 * size, in_size, PARTS * TILE)
+    prefetch_weights(weight_ptr, output + size, 2 * size, in_size, PARTS * TILE)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
     row = tl.arange(0, ROWS)
     is_output, is_row = output < size, row < rows
     column = tl.arange(0, PARTS)[:, None] * TILE + tl.arange(0, TILE)[None, :]
@@ -215,12 +232,13 @@ def linear_tiled_kernel(
     OUTPUTS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    let_next_kernel_start()
-    wait_for_earlier_kernels()
     # Programs that run together read the same weights: those of all rows follow each other.
     tiles = tl.cdiv(rows, ROWS)
     row = (tl.program_id(0) % tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     output = (tl.program_id(0) // tiles).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
+    prefetch_weights(weight_ptr, output, out_size, in_size, TILE)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
     is_row, is_output = row < rows, output < out_size
     column = tl.arange(0, TILE)
     weights = weight_ptr + (output * in_size)[:, None] + column[None, :]

@@ -68,8 +68,8 @@ def paged_decode_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    let_next_kernel_start()
     wait_for_earlier_kernels()
+    let_next_kernel_start()
     # Programs of the KV heads of one split follow each other: they read the same rows of memory.
     group = heads // kv_heads
     parts = tl.cdiv(group, ROWS)  # of a group that has more heads than a product has rows
@@ -152,8 +152,8 @@ def paged_decode_merge_kernel(
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    let_next_kernel_start()
     wait_for_earlier_kernels()
+    let_next_kernel_start()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     context_len = tl.load(context_lens_ptr + row // heads).to(tl.int32)

@@ -34,8 +34,8 @@ def rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    let_next_kernel_start()
     wait_for_earlier_kernels()
+    let_next_kernel_start()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     columns = tl.arange(0, BLOCK)[None, :]
     token = row // heads
@@ -62,8 +62,8 @@ def rms_norm_residual_kernel(
     eps,
     BLOCK: tl.constexpr,
 ):
-    let_next_kernel_start()
     wait_for_earlier_kernels()
+    let_next_kernel_start()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)[None, :]
     mask = columns < size

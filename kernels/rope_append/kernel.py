@@ -34,8 +34,8 @@ def rope_append_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    let_next_kernel_start()
     wait_for_earlier_kernels()
+    let_next_kernel_start()
     query_groups = tl.cdiv(heads, HEADS)
     groups = query_groups + tl.cdiv(kv_heads, HEADS)
     token = (tl.program_id(0) // groups).to(tl.int64)

@@ -45,8 +45,8 @@ def rotary_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    let_next_kernel_start()
     wait_for_earlier_kernels()
+    let_next_kernel_start()
     blocks = tl.cdiv(heads, HEADS)
     token = (tl.program_id(0) // blocks).to(tl.int64)
     head = tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)[:, None]

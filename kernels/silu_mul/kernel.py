@@ -12,8 +12,8 @@ from kernels.silu_mul.reference import CONTRACT, METAS
 def silu_mul_kernel(
     gate_up_ptr, out_ptr, gate_up_stride, size, BLOCK: tl.constexpr, STREAM: tl.constexpr
 ):
-    let_next_kernel_start()
     wait_for_earlier_kernels()
+    let_next_kernel_start()
     # Blocks of one row follow each other, so that programs that run together touch near memory.
     blocks = tl.cdiv(size, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)

@@ -76,8 +76,8 @@ def tiered_append_kernel(
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    let_next_kernel_start()
     wait_for_earlier_kernels()
+    let_next_kernel_start()
     HALF: tl.constexpr = SIZE // 2
     query_groups = tl.cdiv(heads, HEADS)
     groups = query_groups + tl.cdiv(kv_heads, HEADS)

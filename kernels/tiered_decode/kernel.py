@@ -96,8 +96,6 @@ def tiered_decode_kernel(
     PROGRAMS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    let_next_kernel_start()
-    wait_for_earlier_kernels()
     # Programs of the KV heads of one record follow each other: they read the same slabs.
     head = tl.program_id(0) // PROGRAMS
     first_row = tl.program_id(0) % PROGRAMS * ROWS
@@ -108,6 +106,23 @@ def tiered_decode_kernel(
         turn = tl.load(plan_ptr + turn * fields.RECORD_SIZE + fields.TURN)
     record_ptr = plan_ptr + turn * fields.RECORD_SIZE
     run = tl.load(record_ptr + fields.RUN)
+    num_keys, num_values = key_slots * KEY_GRAIN, value_slots * VALUE_GRAIN
+    arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
+    row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
+    key_table = key_tables_ptr + row * max_key_slabs
+    value_table = value_tables_ptr + row * max_value_slabs
+    cold_start = tl.load(record_ptr + fields.SINK_SLABS)
+    first_cold = tl.load(record_ptr + fields.FIRST_COLD)
+    last_cold = tl.load(record_ptr + fields.LAST_COLD)
+    # The first blocks are under way while the kernel before, which stores no cold one, ends.
+    has_cold = first_cold < last_cold
+    at_key = key_table + cold_start + first_cold * (KEY_BITS // 4)
+    at_value = value_table + cold_start + first_cold * (VALUE_BITS // 4)
+    first_keys = tl.load(at_key, mask=has_cold, other=0)
+    first_values = tl.load(at_value, mask=has_cold, other=0)
+    prefetch_slabs(arenas, first_keys, first_values, head, kv_heads, KEY_GRAIN, VALUE_GRAIN, SIZE)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
     if run == fields.NO_RUN:
         return
     if QUERY_LEN > 1:
@@ -115,14 +130,9 @@ def tiered_decode_kernel(
         hot -= 16 * tl.load(record_ptr + fields.SINK_SLABS)
         is_plain = tl.load(record_ptr + fields.KEY_SKIP) == 0
         tl.device_assert(is_plain | (hot >= QUERY_LEN - 1), "tokens to hide in a quantised tier")
-    num_keys, num_values = key_slots * KEY_GRAIN, value_slots * VALUE_GRAIN
-    arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
     group = heads // kv_heads
-    row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
     query_ptr += row * query_sequence_stride + head * group * query_head_stride
     queries = (query_ptr, query_head_stride, query_stride)
-    key_table = key_tables_ptr + row * max_key_slabs
-    value_table = value_tables_ptr + row * max_value_slabs
 
     rows = group * QUERY_LEN
     FORM: tl.constexpr = (SIZE, ROWS, PARTS)
@@ -145,18 +155,8 @@ def tiered_decode_kernel(
             QUERY_LEN,
             STAGES,
         )
-    cold_start = tl.load(record_ptr + fields.SINK_SLABS)
-    first_cold = tl.load(record_ptr + fields.FIRST_COLD)
-    last_cold = tl.load(record_ptr + fields.LAST_COLD)
-    # What the first block waits for is under way while the query is prepared.
-    has_cold = first_cold < last_cold
-    at_key = key_table + cold_start + first_cold * (KEY_BITS // 4)
-    at_value = value_table + cold_start + first_cold * (VALUE_BITS // 4)
-    first_keys = tl.load(at_key, mask=has_cold, other=0)
-    first_values = tl.load(at_value, mask=has_cold, other=0)
     WIDTH: tl.constexpr = SIZE // 2 // PARTS
     query = load_query(queries, rows, first_row, WIDTH, 2 * PARTS, ROWS, QUERY_LEN)
-    prefetch_slabs(arenas, first_keys, first_values, head, kv_heads, KEY_GRAIN, VALUE_GRAIN, SIZE)
     query, unit = unit_query(query, WIDTH, ROWS, PARTS)
     factor = unit * (scale * LOG2_E)
     COLD: tl.constexpr = (KEY_BITS, VALUE_BITS, KEY_GRAIN, VALUE_GRAIN)
@@ -199,14 +199,14 @@ def tiered_decode_merge_kernel(
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    let_next_kernel_start()
-    wait_for_earlier_kernels()
     row = tl.program_id(0).to(tl.int64)
     sequence, query = row // queries, row % queries
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     record = plan_ptr + (records - sequences + sequence) * fields.RECORD_SIZE
     first_place = tl.load(record + fields.FIRST_RUN) + sequence
     num_runs = tl.load(record + fields.NUM_RUNS)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
 
     greatest = tl.full((1,), LEAST, tl.float32)
     total = tl.zeros((1,), tl.float32)

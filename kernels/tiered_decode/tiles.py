@@ -13,11 +13,13 @@ middle ones have changed places: what one mask lays bare then are neighbours.
 import triton
 import triton.language as tl
 
+from kernels.interpreted import IS_INTERPRETED
+from kernels.prefetch import prefetch_lines
+
 # Weights times 2 to this, so that small ones stay normal in float16.
 WEIGHT = tl.constexpr(4.0)
 # Below every score, and yet a number: a row that sees no token yet has weights of zero, not NaN.
 LEAST = tl.constexpr(-(2.0**127))
-IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 # High nibbles stay where they are: they are read as 16 times what they are.
 SHIFTED_NIBBLE = tl.constexpr(16)
 
@@ -314,19 +316,6 @@ def unit_query(query, WIDTH: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constex
     if ROWS == 8:
         unit, _ = unit.reshape(2, 8).permute(1, 0).split()
     return units, unit
-
-
-@triton.jit
-def prefetch_lines(lines):
-    """32 of 128 bytes, into the L2."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [lines],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit

@@ -4,6 +4,7 @@ what was too heavy for that. FORM, FORMATS: as in kernels/tiered_decode/tiers.py
 import triton
 import triton.language as tl
 
+from kernels.interpreted import IS_INTERPRETED
 from kernels.tiered_decode.tiers import (
     added_scores,
     added_values,
@@ -13,7 +14,6 @@ from kernels.tiered_decode.tiers import (
     slabs_of,
 )
 from kernels.tiered_decode.tiles import (
-    IS_INTERPRETED,
     LEAST,
     accumulated,
     first_rows,

@@ -1,5 +1,5 @@
-"""Compile one form of each kernel for a GPU with dependent launch, and say how it begins: that it
-`waits` for the kernels before it, `touches` memory before it does, or is `plain`.
+"""Compile one form of each kernel for a GPU with dependent launch, and count what it loads and what
+it stores before it waits for the kernels before it; `null` where it never does.
 
 Run in a process of its own, for Triton decides when it is imported whether it compiles:
 `python -m tests.kernels.dependent_code KERNEL...` prints JSON.
@@ -14,19 +14,16 @@ from kernels.dependent_launch import FIRST_ARCH
 from kernels.registry import all_kernels
 
 WAIT = "griddepcontrol.wait"
-ACCESS = re.compile(
-    r"^\s*(?:@\S+ )?(?:ld|st|atom|red|cp\.async)\b(?!\.param|\.shared)", re.MULTILINE
-)
+LOAD = re.compile(r"^\s*(?:@\S+ )?(?:ld|cp\.async)\b(?!\.param|\.shared)", re.MULTILINE)
+STORE = re.compile(r"^\s*(?:@\S+ )?(?:st|atom|red)\b(?!\.shared)", re.MULTILINE)
 
 
-def begins(name: str) -> str:
+def before_the_wait(name: str) -> tuple[int, int] | None:
     code = compiled(Task(name, all_kernels()[name].variants[0], FIRST_ARCH))
     before, wait, _ = code.ptx.decode().partition(WAIT)
     assert bool(wait) == code.waits, name
-    if not wait:
-        return "plain"
-    return "touches" if ACCESS.search(before) else "waits"
+    return (len(LOAD.findall(before)), len(STORE.findall(before))) if wait else None
 
 
 if __name__ == "__main__":
-    json.dump({name: begins(name) for name in sys.argv[1:]}, sys.stdout)
+    json.dump({name: before_the_wait(name) for name in sys.argv[1:]}, sys.stdout)
