@@ -5,7 +5,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Protocol
 
 from deployments.feed import Feed
@@ -13,11 +13,11 @@ from deployments.journal import Journal
 from deployments.wire import to_router_error, to_sampling_params, to_token_event, to_usage
 from engine.cache.tiers import ColdTierCounters
 from engine.errors import EngineError, EngineStopped
-from engine.outputs import StepOutput
+from engine.outputs import SkipCounts, StepOutput
 from engine.outputs import Usage as EngineUsage
 from engine.sampling_params import SamplingParams
 from router.affinity import load_tokens
-from router.backends.base import BackendStatus, OrphanedGeneration
+from router.backends.base import BackendStatus, OrphanedGeneration, SkippedTotals
 from router.errors import BackendUnavailable, InvalidRequest, NotFound
 from router.generation import FinishReason, GenerationRequest, TokenEvent, Usage
 
@@ -51,6 +51,7 @@ class RankStatus:
     cached_tokens_total: int
     completion_tokens_total: int
     preemptions_total: int
+    skipped: SkipCounts = field(default_factory=SkipCounts)
     cold_tier: ColdTierCounters = field(default_factory=ColdTierCounters)
     ranks: tuple[RankLoad, ...] = ()
 
@@ -230,6 +231,7 @@ class EngineShell:
             cold_restored_blocks_total=rank.cold_tier.restored,
             cold_missed_blocks_total=rank.cold_tier.missed,
             cold_corrupt_blocks_total=rank.cold_tier.corrupt,
+            skipped=SkippedTotals(*astuple(rank.skipped)),
             num_unaccounted=sum(not j.is_acknowledged for j in self._journals.values()),
         )
 

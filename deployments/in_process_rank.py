@@ -50,5 +50,6 @@ def rank_status(engine: AsyncEngine, cold_tier: ColdTierCounters | None = None) 
         cached_tokens_total=totals.cached_tokens,
         completion_tokens_total=totals.completion_tokens,
         preemptions_total=totals.preemptions,
+        skipped=engine.skipped,
         cold_tier=cold_tier or ColdTierCounters(),
     )

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import fields
+from functools import reduce
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -14,7 +15,7 @@ from ray.serve.exceptions import RayServeException
 from deployments.errors import ReplicaRefusal
 from deployments.inbox import Inbox, Stream
 from deployments.journal import Journal
-from router.backends.base import BackendStatus, OrphanedGeneration
+from router.backends.base import BackendStatus, OrphanedGeneration, SkippedTotals
 from router.errors import BackendError, BackendUnavailable, NotFound, RouterError
 from router.generation import GenerationRequest, TokenEvent, Usage
 
@@ -234,13 +235,14 @@ async def _suppressing(call: Coroutine[Any, Any, Any]) -> None:
 
 
 def sum_of(statuses: Sequence[BackendStatus]) -> BackendStatus:
-    """Of all replicas: ready when one is, and every number a sum."""
+    """Of all replicas: ready when one is, and every number a sum, but for what is a maximum."""
     numbers = [field.name for field in fields(BackendStatus) if field.type in ("int", int)]
     is_ready = any(status.ready for status in statuses)
     reasons = dict.fromkeys(status.reason for status in statuses if not status.ready)
     return BackendStatus(
         ready=is_ready,
         reason="" if is_ready else "; ".join(reasons),
+        skipped=reduce(SkippedTotals.plus, (status.skipped for status in statuses)),
         **{name: sum(getattr(status, name) for status in statuses) for name in numbers},
     )
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from engine.engine import Engine, EngineTotals
 from engine.errors import DuplicateSequence, EngineStopped
-from engine.outputs import StepOutput, StepStats, Usage
+from engine.outputs import SkipCounts, StepOutput, StepStats, Usage
 from engine.sampling_params import SamplingParams
 from engine.sequence import FinishReason, Sequence
 
@@ -56,6 +56,10 @@ class AsyncEngine:
     @property
     def totals(self) -> EngineTotals:
         return self._engine.totals
+
+    @property
+    def skipped(self) -> SkipCounts:
+        return self._engine.skipped
 
     @property
     def has_stopped(self) -> bool:

@@ -271,6 +271,7 @@ def _engine_over(
         launch=runner.launch if runner.is_asynchronous else None,
         grammars=grammars,
         check_integrity=config.check_integrity,
+        skipped=lambda: runner.skipped,
     )
 
 

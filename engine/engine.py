@@ -13,6 +13,7 @@ from engine.outputs import (
     PendingTokens,
     SampledTokens,
     SequenceOutput,
+    SkipCounts,
     StepOutput,
     StepStats,
     Usage,
@@ -68,9 +69,11 @@ class Engine:
     """Token ids in, token ids out. Every sequence that was added ends with exactly one output that
     has a finish reason, its usage final.
 
-    One thread at a time, except `prepare`, `stats` and `totals`, which any thread may call.
+    One thread at a time, except `prepare`, `stats`, `totals` and `skipped`, which any thread may
+    call.
     An executor's error leaves `step` as it came; the engine must not be stepped after it.
-    `launch`, of an executor that has one, is `execute` without the wait for its tokens.
+    `launch`, of an executor that has one, is `execute` without the wait for its tokens; `skipped`
+    what it has left out, from any thread.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Engine:
         launch: Callable[[ScheduledBatch], PendingTokens] | None = None,
         grammars: GrammarCompiler | None = None,
         check_integrity: bool = False,
+        skipped: Callable[[], SkipCounts] = SkipCounts,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._scheduler = scheduler
@@ -89,6 +93,7 @@ class Engine:
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._check_integrity = check_integrity
+        self._skipped = skipped
         self._clock = clock
         self._launch = launch or self._execute
         self._num_left_in_flight = 0 if launch is None else 1
@@ -111,6 +116,11 @@ class Engine:
     @property
     def totals(self) -> EngineTotals:
         return self._totals
+
+    @property
+    def skipped(self) -> SkipCounts:
+        """By decodes over tiers, up to a step or two ago; zeros where nothing may be."""
+        return self._skipped()
 
     def prepare(
         self,

@@ -62,6 +62,25 @@ class StepStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SkipCounts:
+    """What decodes over tiers have left out: sums over layers, sequences and steps that only
+    decode, but for `greatest_certificate`.
+
+    cold_blocks: a KV head's, of which `read_blocks` had their values read. heads: KV heads that had
+    any; `heads_again`: of them, that skipped too much and read more. queries, and their
+    `certificates`: the share of its softmax that each has left out, at most.
+    """
+
+    cold_blocks: float = 0.0
+    read_blocks: float = 0.0
+    heads: float = 0.0
+    heads_again: float = 0.0
+    queries: float = 0.0
+    certificates: float = 0.0
+    greatest_certificate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     outputs: tuple[SequenceOutput, ...]
     stats: StepStats

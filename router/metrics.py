@@ -57,6 +57,13 @@ class RouterMetrics:
                 "cold_tier_restored_blocks": "KV blocks brought back instead of computed.",
                 "cold_tier_missed_blocks": "KV blocks asked for and computed after all.",
                 "cold_tier_corrupt_blocks": "Of those missed: found, but not what was stored.",
+                "skipping_cold_blocks": "Cold blocks of KV heads that decodes could skip.",
+                "skipping_read_blocks": "Of those: whose values were read.",
+                "skipping_heads": "KV heads of decodes that could skip blocks.",
+                "skipping_heads_again": "Of those: that had skipped too much, and read again.",
+                "skipping_queries": "Query heads of decodes that could skip blocks.",
+                "skipping_certificates": "Sum of the shares of softmax they left out, at most.",
+                "skipping_certificate_max": "The greatest of these.",
             }.items()
         }
 
@@ -92,6 +99,13 @@ class RouterMetrics:
             "cold_tier_restored_blocks": status.cold_restored_blocks_total,
             "cold_tier_missed_blocks": status.cold_missed_blocks_total,
             "cold_tier_corrupt_blocks": status.cold_corrupt_blocks_total,
+            "skipping_cold_blocks": status.skipped.cold_blocks,
+            "skipping_read_blocks": status.skipped.read_blocks,
+            "skipping_heads": status.skipped.heads,
+            "skipping_heads_again": status.skipped.heads_again,
+            "skipping_queries": status.skipped.queries,
+            "skipping_certificates": status.skipped.certificates,
+            "skipping_certificate_max": status.skipped.greatest_certificate,
         }.items():
             self._backend[name].set(value)
         return generate_latest(self.registry)

@@ -18,7 +18,7 @@ from engine.execution.kv_tensors import KVTensors
 from engine.execution.layer_graphs import LayerGraphs
 from engine.execution.sampler import Sampler
 from engine.execution.sequence_slots import Slots
-from engine.execution.skip_counts import SkipCounter, SkipCounts
+from engine.execution.skip_counts import SkipCounter
 from engine.execution.stored_keys import stored_keys
 from engine.execution.tiered_attention import TieredAttention
 from engine.execution.tiered_kv import TieredKV
@@ -26,7 +26,7 @@ from engine.execution.tracing_attention import TracingAttention
 from engine.execution.uploads import upload
 from engine.models.decoder import Decoder
 from engine.models.model_config import ModelConfig
-from engine.outputs import PendingTokens, SampledTokens
+from engine.outputs import PendingTokens, SampledTokens, SkipCounts
 from engine.scheduling.batch import ScheduledBatch
 from engine.sequence import PENDING, Sequence
 

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 
 import torch
 
 from engine.execution.tiered_skips import StepSkips
 from engine.execution.uploads import Arrival, download
-
-
-@dataclass(frozen=True, slots=True)
-class SkipCounts:
-    """Sums over layers, sequences and decode-only steps, but for `greatest_certificate`.
-
-    cold_blocks: a KV head's, of which `read_blocks` had their values read. heads: KV heads that had
-    any; `heads_again`: of them, that skipped too much and read more. queries, and their
-    `certificates`: the share of its softmax that each has left out, at most.
-    """
-
-    cold_blocks: float = 0.0
-    read_blocks: float = 0.0
-    heads: float = 0.0
-    heads_again: float = 0.0
-    queries: float = 0.0
-    certificates: float = 0.0
-    greatest_certificate: float = 0.0
+from engine.outputs import SkipCounts
 
 
 class SkipCounter:

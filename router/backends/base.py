@@ -1,10 +1,30 @@
 """What a backend of token ids must do. `deployments` injects the local engine, tests a fake."""
 
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Protocol
 
 from router.generation import FinishReason, GenerationRequest, TokenEvent, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedTotals:
+    """What decodes of a local engine did not read, since it started: sums over layers, sequences
+    and steps, but for `greatest_certificate`. A certificate is the share of a query's softmax that
+    was left out, at most."""
+
+    cold_blocks: float = 0.0  # by KV head: that could be skipped
+    read_blocks: float = 0.0  # of those: whose values were read
+    heads: float = 0.0
+    heads_again: float = 0.0  # of those: that had skipped too much
+    queries: float = 0.0
+    certificates: float = 0.0
+    greatest_certificate: float = 0.0
+
+    def plus(self, other: "SkippedTotals") -> "SkippedTotals":
+        sums = map(sum, zip(astuple(self), astuple(other), strict=True))
+        greatest = max(self.greatest_certificate, other.greatest_certificate)
+        return replace(SkippedTotals(*sums), greatest_certificate=greatest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +46,7 @@ class BackendStatus:
     cold_restored_blocks_total: int = 0
     cold_missed_blocks_total: int = 0  # asked for and computed after all
     cold_corrupt_blocks_total: int = 0  # of those missed: found, but not what was stored
+    skipped: SkippedTotals = SkippedTotals()
     num_unaccounted: int = 0  # generations that nobody has acknowledged yet
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache.tier_config import TierConfig
-from engine.execution.skip_counts import SkipCounts
 from engine.execution.skipping_decodes import SkippingDecodes
 from engine.execution.stored_keys import TieredKeys
 from engine.execution.tiered_skips import GroupSkips, SkipRows, SkipsShape
+from engine.outputs import SkipCounts
 from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 from engine.sequence import Sequence
 from kernels.checked_interpreter import checked

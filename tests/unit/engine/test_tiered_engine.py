@@ -13,9 +13,8 @@ from engine.cache.tier_config import TierConfig
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.execution.decode_graphs import DecodeGraphs
-from engine.execution.model_runner import ModelRunner
-from engine.execution.skip_counts import SkipCounts
 from engine.execution.tiered_attention import TieredAttention
+from engine.outputs import SkipCounts
 from engine.sampling_params import SamplingParams
 from tests.unit.engine.test_async_scheduling import Forgetful, Recompute
 from tests.unit.engine.tiny_checkpoint import SIZES, save_tiny
@@ -143,17 +142,11 @@ def test_without_room_for_all_the_tokens_are_the_same(folder: Path) -> None:
     assert crowded.totals.preemptions > 0
 
 
-def skipped(engine: Engine) -> SkipCounts:
-    runner = engine._executor
-    assert isinstance(runner, ModelRunner)
-    return runner.skipped
-
-
 def test_of_next_to_nothing_that_is_skipped_the_tokens_are_the_same(folder: Path) -> None:
     skipping = engine_of(folder, is_ahead=True, skip_epsilon=1e-12)
     assert transcript(skipping, 1) == transcript(engine_of(folder), 1)
-    assert skipped(skipping).read_blocks == skipped(skipping).cold_blocks > 0
-    assert skipped(engine_of(folder)) == SkipCounts()
+    assert skipping.skipped.read_blocks == skipping.skipped.cold_blocks > 0
+    assert engine_of(folder).skipped == SkipCounts()
 
 
 def test_recorded_decodes_skip_what_others_skip(folder: Path) -> None:
@@ -162,7 +155,7 @@ def test_recorded_decodes_skip_what_others_skip(folder: Path) -> None:
     recorded = engine_of(folder, is_ahead=True, recorder=recorder, skip_epsilon=0.3)
     assert transcript(recorded, 2) == transcript(plain, 2)
     assert recorder.num_replays > 50
-    counts = skipped(recorded)
+    counts = recorded.skipped
     assert counts.read_blocks < 0.9 * counts.cold_blocks
     assert 0 < counts.greatest_certificate <= 0.3
 
@@ -172,7 +165,7 @@ def test_sequences_that_are_preempted_skip_anew(folder: Path) -> None:
     said = transcript(crowded, 3, LONG)
     assert {len(each) for each in said.values()} == {200, 230}
     assert crowded.totals.preemptions > 0
-    assert 0 < skipped(crowded).greatest_certificate <= 0.3
+    assert 0 < crowded.skipped.greatest_certificate <= 0.3
 
 
 def test_what_a_graph_leaves_is_kept(folder: Path) -> None:
