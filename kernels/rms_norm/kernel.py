@@ -67,10 +67,12 @@ def rms_norm_residual_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)[None, :]
     mask = columns < size
-    x = tl.load(x_ptr + row * x_stride + columns, mask=mask, other=0.0)
+    # A thread reads as many of 16 bits at once as of 32: they then need not change places.
+    narrow = tl.max_contiguous(columns, [1, 4])
+    x = tl.load(x_ptr + row * x_stride + narrow, mask=mask, other=0.0)
     residual_row = residual_ptr + row * residual_stride + columns
     residual = tl.load(residual_row, mask=mask, other=0.0)
     added = residual + x.to(tl.float32)
     tl.store(residual_row, added, mask=mask)
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
-    tl.store(out_ptr + row * size + columns, normed(added, weight, size, eps), mask=mask)
+    weight = tl.load(weight_ptr + narrow, mask=mask, other=0.0)
+    tl.store(out_ptr + row * size + narrow, normed(added, weight, size, eps), mask=mask)
