@@ -205,7 +205,6 @@ def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         done.append(" ".join(each.name for each in settings))
         yield
 
-    monkeypatch.setattr(command, "require_idle_gpu", lambda: done.append("idle"))
     monkeypatch.setattr(command, "require_green_tiers", lambda: done.append("gate"))
     monkeypatch.setattr(command.Tokenizer, "of", lambda _: LETTERS)
     monkeypatch.setattr(command, "weights_sha256", lambda _: "ab" * 32)
@@ -224,11 +223,11 @@ def test_the_file_is_written_behind_the_gate(
     called: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert command.main() == 0
-    assert called[:3] == ["idle", "gate", "int4 kivi4"]
-    assert called[3].startswith(
+    assert called[:2] == ["gate", "int4 kivi4"]
+    assert called[2].startswith(
         "kv-quality.json abc 19 rows, ['more']: python -m benchmarks.quality"
     )
-    assert str(tmp_path) not in called[3]
+    assert str(tmp_path) not in called[2]
     assert len(capsys.readouterr().out.splitlines()) == 19
 
 
@@ -240,7 +239,7 @@ def test_nothing_is_measured_behind_a_red_gate(
 
     monkeypatch.setattr(command, "require_green_tiers", red)
     assert command.main() == 1
-    assert called == ["idle"]
+    assert called == []
     assert "GateRed: a test failed" in capsys.readouterr().err
 
 
