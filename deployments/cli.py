@@ -118,6 +118,12 @@ def _add_trace(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default=DEFAULT_COLD_FORMAT,
         help=f"cold format, or none: an exact cache; default {DEFAULT_COLD_FORMAT}",
     )
+    trace.add_argument(
+        "--skip-epsilon",
+        type=float,
+        default=0.0,
+        help="of a query's softmax, what decodes may leave out of the cold tier; default: nothing",
+    )
     trace.add_argument("--max-tokens", type=int, default=16, help="to answer, greedily: default 16")
     trace.add_argument("--layer", type=int, help="drawn by step; default: the farthest-looking one")
     trace.add_argument("--out", type=Path, help="folder, default MODEL.trace, in this folder")
@@ -173,6 +179,7 @@ def _trace(options: argparse.Namespace) -> int:
         options.model,
         options.text,
         options.tiers,
+        options.skip_epsilon,
         options.max_tokens,
         options.layer,
         options.out,

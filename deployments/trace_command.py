@@ -32,6 +32,7 @@ def trace(
     model: str,
     text: Path,
     tiers: str,
+    skip_epsilon: float,
     num_tokens: int,
     layer: int | None,
     out: Path | None,
@@ -41,6 +42,7 @@ def trace(
     layer-N.png into `out`, N being `layer`, or the one that looks farthest back. Raises
     DeploymentError."""
     _refuse_options(num_tokens, device)
+    cache = CacheConfig(tiers=_tiers(tiers, skip_epsilon))
     content = read_text(text)
     files = prepare_model(model, progress=say)
     out = out or Path(f"{files.manifest.name}.trace")
@@ -49,7 +51,7 @@ def trace(
         prompt_ids = _prompt_ids(files, tokenizer, text, content, num_tokens)
         _refuse_layer(layer, ModelConfig.from_folder(files.path).num_layers)
         _make_folder(out)
-        config = _config(files, tiers, device)
+        config = _config(files, cache, device)
         total = num_steps(len(prompt_ids), num_tokens, config)
         progress = ProgressBar("tracing", "steps", total, sys.stderr)
         found = trace_attention(config, prompt_ids, num_tokens, progress.advance)
@@ -62,12 +64,14 @@ def trace(
         "weights_sha256": files.manifest.sha256,
         "text_sha256": hashlib.sha256(content.encode()).hexdigest(),
         "tiers": tiers,
+        "skip_epsilon": skip_epsilon,
     }
     written = _write(found, heading, farthest_layer(found) if layer is None else layer, out)
     print(f"{_title(heading)}: {len(prompt_ids):,} tokens of {text} and {num_tokens} more")
     print(f"answer  {tokenizer.decode(found.token_ids)!r}")
     _print_masses(found)
     _print_demotions(found)
+    _print_certificates(found)
     for file in written:
         print(f"{file.name:<14}{file}")
     return 0
@@ -114,14 +118,27 @@ def _refuse_layer(layer: int | None, num_layers: int) -> None:
         raise ConfigError(f"--layer must be in [0, {num_layers}), got {layer}")
 
 
-def _config(files: ModelFiles, tiers: str, device: str) -> EngineConfig:
-    tier_config = None if tiers == NO_TIERS else TierConfig(cold_format=tiers)
+def _tiers(tiers: str, skip_epsilon: float) -> TierConfig | None:
+    """Raises ConfigError."""
+    if tiers == NO_TIERS:
+        if skip_epsilon:
+            raise ConfigError(
+                f"--skip-epsilon needs tiers, --tiers is {NO_TIERS}: leave out either"
+            )
+        return None
+    try:
+        return TierConfig(cold_format=tiers, skip_epsilon=skip_epsilon)
+    except ValueError as exc:
+        raise ConfigError(f"--skip-epsilon: {exc}") from exc
+
+
+def _config(files: ModelFiles, cache: CacheConfig, device: str) -> EngineConfig:
     return EngineConfig(
         files.path,
         device=device,
         dtype="auto" if device == "cpu" else "bfloat16",
         num_threads=torch.get_num_threads(),
-        cache=CacheConfig(tiers=tier_config),
+        cache=cache,
     )
 
 
@@ -170,13 +187,25 @@ def _print_demotions(found: AttentionTrace) -> None:
             print(f"demoted in each layer by {name}, blocks: {kinds}")
 
 
-def _title(heading: Mapping[str, str]) -> str:
+def _print_certificates(found: AttentionTrace) -> None:
+    """Means over decodes, layers and heads."""
+    certified = [step.certificates for step in found.decodes if step.certificates is not None]
+    if certified:
+        shares = np.stack([each.shares for each in certified])
+        left_out = np.mean([each.left_out for each in certified])
+        print(
+            f"left out by decodes: {left_out:.1f} blocks' values a KV head, of the softmax at most "
+            f"{shares.mean():.2%}, a mean, and {shares.max():.2%}, the most"
+        )
+
+
+def _title(heading: Mapping[str, object]) -> str:
     tiers = heading["tiers"]
     return f"{heading['model']}, {'exact' if tiers == NO_TIERS else tiers}"
 
 
 def _write(
-    found: AttentionTrace, heading: Mapping[str, str], layer: int, out: Path
+    found: AttentionTrace, heading: Mapping[str, object], layer: int, out: Path
 ) -> tuple[Path, ...]:
     title = _title(heading)
     written = {

@@ -36,7 +36,7 @@ def trace_json(trace: AttentionTrace, heading: Mapping[str, object]) -> str:
 
 
 def _step(step: TracedStep) -> dict[str, Any]:
-    return {
+    fields = {
         "position": step.position,
         "is_decode": step.is_decode,
         "runs": [[asdict(run) for run in runs] for runs in step.runs],
@@ -45,6 +45,10 @@ def _step(step: TracedStep) -> dict[str, Any]:
         f"mass_of_first_{NUM_FIRST}": _rounded(step.first_masses),
         f"mass_of_last_{NUM_LAST}": _rounded(step.last_masses),
     }
+    if step.certificates is not None:
+        fields["certificate"] = step.certificates.shares.astype(float).tolist()
+        fields["left_out"] = step.certificates.left_out.tolist()
+    return fields
 
 
 def _demoted(blocks: DemotedBlocks) -> dict[str, Any]:

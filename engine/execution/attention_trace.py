@@ -37,6 +37,15 @@ class DemotedBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Certificates:
+    """Of a decode that may leave values out. shares [num_layers, num_heads]: no more of a query
+    head's softmax was. left_out [num_layers, num_kv_heads]: blocks whose values were not read."""
+
+    shares: Masses
+    left_out: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class TracedStep:
     """What the newest token saw, at `position`, itself included.
 
@@ -44,6 +53,7 @@ class TracedStep:
     num_kv_heads, num_blocks]: the part of the softmax that falls on the tokens of a block, a mean
     over the query heads that share the keys: 1 in sum over blocks. `first_masses`, `last_masses`
     [num_layers, num_kv_heads]: on the first NUM_FIRST tokens, and on the last NUM_LAST.
+    `certificates`: None of a step that read all it saw.
     """
 
     position: int
@@ -53,6 +63,7 @@ class TracedStep:
     masses: Masses
     first_masses: Masses
     last_masses: Masses
+    certificates: Certificates | None = None
 
     @property
     def num_blocks(self) -> int:

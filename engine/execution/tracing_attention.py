@@ -14,11 +14,13 @@ from engine.execution.attention import AttentionBackend
 from engine.execution.attention_trace import (
     NUM_FIRST,
     NUM_LAST,
+    Certificates,
     DemotedBlocks,
     TracedStep,
 )
 from engine.execution.inputs import Chunks, StepInputs
 from engine.execution.stored_keys import StoredKeys
+from engine.execution.tiered_attention import TieredAttention
 from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 
 Kind = tuple[Part, Format, Format]
@@ -81,7 +83,8 @@ class TracingAttention:
         weights = torch.stack(self._weights).cpu()
         padded = F.pad(weights, (0, -weights.shape[2] % BLOCK_SIZE))
         first, last = weights[..., :NUM_FIRST], weights[..., -NUM_LAST:]
-        masses = (padded.unflatten(2, (-1, BLOCK_SIZE)), first, last)
+        parts = (padded.unflatten(2, (-1, BLOCK_SIZE)), first, last)
+        masses, first_masses, last_masses = (each.sum(-1).float().numpy() for each in parts)
         demoted = tuple(_demoted(each) for each in self._demoted)
         for counter in self._demoted:
             counter.clear()
@@ -90,8 +93,18 @@ class TracingAttention:
             entry.is_decode,
             self._stored.runs(entry),
             demoted,
-            *(each.sum(-1).float().numpy() for each in masses),
+            masses,
+            first_masses,
+            last_masses,
+            self._certificates(entry),
         )
+
+    def _certificates(self, entry: ScheduledSequence) -> Certificates | None:
+        skipping = self._backend.skipping if isinstance(self._backend, TieredAttention) else None
+        if skipping is None or not entry.spans[0].is_decode:
+            return None
+        shares, left_out = skipping.certificates()
+        return Certificates(shares.cpu().numpy(), left_out.cpu().numpy())
 
 
 def weights_of(

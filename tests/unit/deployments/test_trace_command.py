@@ -76,6 +76,35 @@ def test_files_and_words_say_what_was_seen(model: Path, capsys: pytest.CaptureFi
     assert "tracing 9/9 steps" in said.err  # four chunks of the prompt, five decodes
 
 
+def test_what_is_left_out_is_said(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--attention", "--skip-epsilon", "0.5", "--max-tokens", "6"]
+    assert main(["trace", str(model), text_of(830), *options]) == 0
+    found = traced()
+    assert found["skip_epsilon"] == 0.5
+    assert "certificate" not in found["steps"][0]
+    shares = np.array([step["certificate"] for step in found["steps"][1:]])
+    left_out = np.array([step["left_out"] for step in found["steps"][1:]])
+    assert shares.shape[:2] == left_out.shape[:2] == (5, 2)
+    assert 0 < shares.max() <= 0.5
+    said = f"left out by decodes: {left_out.mean():.1f} blocks' values a KV head"
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tiers", "none"], "--skip-epsilon needs tiers, --tiers is none: leave out either"),
+        ([], "--skip-epsilon: skip_epsilon must be above 0 and below 1"),
+    ],
+)
+def test_an_epsilon_that_cannot_be_is_refused(
+    model: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ["--attention", "--skip-epsilon", "1.5", *options]
+    assert main(["trace", str(model), text_of(20), *chosen]) != 0
+    assert said in capsys.readouterr().err
+
+
 def test_the_table_is_that_of_the_data(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(model), text_of(830), "--attention", "--max-tokens", "5"]) == 0
     found, said = traced(), capsys.readouterr().out.splitlines()

@@ -235,6 +235,36 @@ def test_who_is_traced_says_the_same(tiers: TierConfig | None, folders: dict[str
     assert len(steps) == num_steps(len(PROMPT), 20, config) == 2 + 19
 
 
+def test_decodes_that_skip_say_what_they_certify(folders: dict[str, Path]) -> None:
+    """Beside the masses of the blocks: what was left out is among those of the cold tier."""
+    tiers = replace(TIERS, skip_epsilon=0.3)
+    trace = trace_attention(config_of(folders["llama"], tiers), PROMPT, 20)
+    assert trace.steps[0].certificates is None
+    num_left_out = 0
+    for step in trace.decodes:
+        found = step.certificates
+        assert found is not None
+        assert found.shares.shape == (3, 4)
+        assert found.left_out.shape == (3, NUM_KV_HEADS)
+        assert ((found.shares > 0).reshape(3, 2, 2).all(2) == (found.left_out > 0)).all()
+        assert found.shares.max() <= 0.3
+        cold = step.runs[0][1]
+        masses = step.masses[:, :, cold.start // 64 : cold.end // 64]
+        lightest = np.sort(masses, 2).cumsum(2)
+        for layer, head in np.ndindex(3, NUM_KV_HEADS):
+            number = found.left_out[layer, head]
+            if number:
+                shares = found.shares[layer, 2 * head : 2 * head + 2].mean()
+                assert lightest[layer, head, number - 1] <= shares
+                num_left_out += number
+    assert num_left_out > 0
+    assert all(step.certificates is None for step in _plain(folders).steps)
+
+
+def _plain(folders: dict[str, Path]) -> AttentionTrace:
+    return trace_attention(config_of(folders["llama"], TIERS), PROMPT, 3)
+
+
 @pytest.mark.parametrize(
     ("num_prompt_tokens", "num_tokens", "refusal"),
     [(0, 4, InvalidSequence), (600, 41, PromptTooLong)],
