@@ -158,13 +158,14 @@ class TieredAttention:
         metadata: TieredMetadata,
     ) -> torch.Tensor:
         """As `engine.models.decoder.Attend`, of values that come rotated: so does the result."""
+        group = metadata[self._kv.group_of[layer]]
+        planned = group.planned  # before other kernels: it is read by programs that start early
         query = self.append(layer, query, key, value, cos, sin, self.token_rows(metadata))
         self.begin_layer(layer, metadata)
-        group = metadata[self._kv.group_of[layer]]
         if self.skipping is not None and group.skips is not None:
-            (planned,) = group.planned
-            return self.skipping.attend(layer, query, planned, group.skips)
-        attended = self._attend_planned(layer, query, group.planned)
+            (all_rows,) = planned
+            return self.skipping.attend(layer, query, all_rows, group.skips)
+        attended = self._attend_planned(layer, query, planned)
         attended += [each for _, each in self.attend_prompts(layer, query, metadata)]
         return _joined(attended)
 
