@@ -71,11 +71,11 @@ class SkipCounts:
     `certificates`: the share of its softmax that each has left out, at most.
     """
 
-    cold_blocks: float = 0.0
-    read_blocks: float = 0.0
-    heads: float = 0.0
-    heads_again: float = 0.0
-    queries: float = 0.0
+    cold_blocks: int = 0
+    read_blocks: int = 0
+    heads: int = 0
+    heads_again: int = 0
+    queries: int = 0
     certificates: float = 0.0
     greatest_certificate: float = 0.0
 

@@ -58,7 +58,7 @@ class SkippingDecodes:
         self._recorded: set[int] = set()
         self._newest: dict[int, StepSkips] = {}  # by layer group
         self._stored: list[tuple[int, DemotedBlocks]] = []  # of which no bound is found yet
-        self.counter = SkipCounter(kv.device)
+        self.counter = SkipCounter(num_heads // kv.num_kv_heads, kv.device)
 
     @property
     def num_bytes(self) -> int:

@@ -13,11 +13,11 @@ class SkippedTotals:
     and steps, but for `greatest_certificate`. A certificate is the share of a query's softmax that
     was left out, at most."""
 
-    cold_blocks: float = 0.0  # by KV head: that could be skipped
-    read_blocks: float = 0.0  # of those: whose values were read
-    heads: float = 0.0
-    heads_again: float = 0.0  # of those: that had skipped too much
-    queries: float = 0.0
+    cold_blocks: int = 0  # by KV head: that could be skipped
+    read_blocks: int = 0  # of those: whose values were read
+    heads: int = 0
+    heads_again: int = 0  # of those: that had skipped too much
+    queries: int = 0
     certificates: float = 0.0
     greatest_certificate: float = 0.0
 

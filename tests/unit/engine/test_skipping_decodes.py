@@ -17,6 +17,7 @@ from engine.outputs import SkipCounts
 from engine.scheduling.batch import ScheduledBatch, ScheduledSequence
 from engine.sequence import Sequence
 from kernels.checked_interpreter import checked
+from kernels.launch import launching
 from kernels.tiered_decode.reference import dequantised
 from tests.unit.engine.hand_batch import GREEDY
 from tests.unit.engine.test_tiered_attention import (
@@ -163,9 +164,9 @@ def test_others_come_and_go_and_share() -> None:
 
 def test_by_the_kernels_it_is_certified_too() -> None:
     steps = SkippingSteps(skipping(), dtype=torch.bfloat16)
+    sequence = steps.open(text(262))
+    steps.prefill(sequence, [262])
     with checked():
-        sequence = steps.open(text(262))
-        steps.step((sequence, 262))
         steps.decode(sequence, text(2, seed=5))
     assert steps.num_left_out > 0
 
@@ -183,6 +184,24 @@ def test_all_that_a_step_reads_stays_where_it_is() -> None:
         places.append([each.data_ptr() for each in (newest.skips, newest.masses, newest.lse)])
         assert newest.skips.shape[1] == len(sequences)
     assert all(each == places[0] for each in places)
+
+
+@pytest.mark.parametrize("is_skipping", [False, True])
+def test_no_plan_is_made_right_before_it_is_read(is_skipping: bool) -> None:
+    """By programs that may start while the kernel before them still runs."""
+    kind, config = (SkippingSteps, skipping()) if is_skipping else (Steps, SMALL)
+    steps = kind(config, dtype=torch.bfloat16)
+    sequence = steps.open(text(300))
+    steps.prefill(sequence, [300])
+    sequence.token_ids.append(7)
+    launched: list[str] = []
+    with launching(lambda launcher, *_: launched.append(launcher.contract.kernel)):
+        Steps.step(steps, (sequence, 1))
+    reads = "tiered_skip" if is_skipping else "tiered_decode"
+    before = {launched[place - 1] for place, name in enumerate(launched) if name == reads}
+    assert "tiered_plan" in launched
+    assert before
+    assert "tiered_plan" not in before
 
 
 SHAPE = SkipsShape(num_layers=2, num_kv_heads=2, group=1, blocks=4)
