@@ -170,6 +170,15 @@ class EngineSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _what_is_skipped_depends_on_others(self) -> Self:
+        if self.deterministic and self.kv_tiers is not None and self.kv_tiers.skip_epsilon:
+            raise ValueError(
+                "kv_tiers with skip_epsilon are not deterministic: what a step leaves out depends "
+                "on what ran beside the step before; leave out either"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _every_sequence_gets_a_token(self) -> Self:
         if self.max_step_sequences > self.max_step_tokens:
             raise ValueError(

@@ -26,8 +26,8 @@ def key_lengths(decoder: Decoder) -> torch.Tensor:
         heads = slice(config.num_heads, config.num_heads + config.num_kv_heads)
         rows = _dense(layer.qkv).unflatten(0, (-1, config.head_dim))[heads].double()
         rows = rows * layer.input_norm.double()
-        squares = torch.linalg.eigvalsh(rows @ rows.transpose(1, 2))
-        lengths = squares.amax(-1).clamp_min(0).sqrt() * config.hidden_size**0.5
+        squares = torch.linalg.eigvalsh((rows @ rows.transpose(1, 2)).cpu()).amax(-1)
+        lengths = squares.clamp_min(0).sqrt().to(rows.device) * config.hidden_size**0.5
         if layer.qkv.bias is not None:
             bias = layer.qkv.bias.unflatten(0, (-1, config.head_dim))[heads]
             lengths = lengths + bias.double().norm(dim=-1)

@@ -28,10 +28,10 @@ def test_yaml_is_read(tmp_path: Path):
 
 def test_tiers_of_the_cache_reach_the_engine(tmp_path: Path):
     file = tmp_path / "app.yaml"
-    tiers = "{cold_format: int4, warm_tokens: 0, calibration: c.json}"
+    tiers = "{cold_format: int4, warm_tokens: 0, calibration: c.json, skip_epsilon: 0.03}"
     file.write_text(f"engine: {{kv_tiers: {tiers}}}\n")
     cache = engine_config("model", load_config(file).engine).cache
-    assert cache.tiers == TierConfig(cold_format="int4", warm_tokens=0)
+    assert cache.tiers == TierConfig(cold_format="int4", warm_tokens=0, skip_epsilon=0.03)
     assert cache.calibration == Path("c.json")
     assert engine_config("model", AppConfig().engine).cache.tiers is None
 
@@ -56,6 +56,11 @@ def test_tiers_of_the_cache_reach_the_engine(tmp_path: Path):
         ),
         ("engine: {kv_tiers: {}, tensor_parallel_size: 2}", "ranks cannot share a tiered cache"),
         ("engine: {kv_tiers: {}, cold_tier_gib: 1}", "kv_tiers with cold_tier_gib"),
+        ("engine: {kv_tiers: {skip_epsilon: 1}}", "skip_epsilon must be above 0 and below 1"),
+        (
+            "engine: {kv_tiers: {skip_epsilon: 0.1}, deterministic: true}",
+            "skip_epsilon are not deterministic",
+        ),
         ("colour: red", "colour"),
         ("- a list", "app.yaml"),
         ("a: [", "cannot be read as YAML"),

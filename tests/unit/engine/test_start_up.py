@@ -65,6 +65,12 @@ def test_pages_of_prompts_are_not_left_for_keys_and_values() -> None:
     assert "+ graphs 1.0 + pages of prompts 3.0 + kept free 14.0 + KV cache 104.0" in str(profile)
 
 
+def test_lists_of_what_is_skipped_are_not_left_for_keys_and_values() -> None:
+    profile = MemoryProfile(140 * GIB, 16 * GIB, 2 * GIB, GIB, 14 * GIB, 3 * GIB, skips=GIB)
+    assert profile.kv_cache == 103 * GIB
+    assert "+ pages of prompts 3.0 + skip lists 1.0 + kept free 14.0" in str(profile)
+
+
 def test_bytes_are_measured_on_a_gpu_only(folder: Path) -> None:
     with pytest.raises(EngineError, match="kv_cache_bytes None needs a GPU; say how many bytes"):
         build_model_runner(EngineConfig(folder, cache=CacheConfig(kv_cache_bytes=None)))

@@ -4,13 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.cache.formats import COLD_FORMATS, Part
 from engine.cache.tier_config import TierConfig
 from engine.cache.tier_group import TierGroup
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.errors import CacheTooSmall
-from engine.execution.tiered_build import plan_tiers
+from engine.execution.tiered_build import bytes_beside, plan_tiers
+from engine.execution.tiered_skips import SkipsShape
 from engine.models.model_config import ModelConfig
 from engine.models.registry import find_architecture
 from engine.models.rope import RopeParameters
@@ -97,3 +99,17 @@ def test_bytes_that_are_too_few_are_the_reason() -> None:
     with pytest.raises(CacheTooSmall, match=r"needs 56 slabs of keys.*raise kv_cache_bytes"):
         planned(tiers, 1, 200, kv_cache_bytes=1 << 18)
     assert planned(tiers, 1, 200, kv_cache_bytes=1 << 20).num_key_slabs >= 56
+
+
+@pytest.mark.parametrize("cold_format", COLD_FORMATS)
+def test_what_decodes_skip_is_counted_only_where_they_do(cold_format: str) -> None:
+    """For the format that takes most: which layers keep what is not known yet."""
+    tiers = TierConfig(cold_format=cold_format)
+    pages, skips = bytes_beside(config_of(tiers, 8, PLENTY), MODEL, torch.bfloat16, 4096)
+    assert skips == 0
+    skipping = replace(tiers, skip_epsilon=0.03)
+    found = bytes_beside(config_of(skipping, 8, PLENTY), MODEL, torch.bfloat16, 4096)
+    heads = MODEL.num_heads, MODEL.num_kv_heads
+    own = SkipsShape.of(skipping, NUM_LAYERS, heads, 4096).num_bytes(8)
+    assert found[0] == pages
+    assert own <= found[1] < 1.25 * own
