@@ -1,5 +1,7 @@
 """Entry point of the op."""
 
+from typing import NamedTuple
+
 import torch
 
 from kernels.kv_quantise.grains import by_grains
@@ -15,6 +17,13 @@ _launch_again = Launcher(
 _launch_merge = Launcher(
     reference.MERGE_CONTRACT, "kernels.tiered_skip.kernel:tiered_skip_merge_kernel"
 )
+
+
+class Partial(NamedTuple):
+    """What records find: results, and sums: of what they attended to, and of what they skipped."""
+
+    results: torch.Tensor
+    sums: torch.Tensor
 
 
 def tiered_skip(
@@ -59,17 +68,17 @@ def tiered_skip(
     scalars = *query.stride()[:2], *_counts(*read), scale
     grid = num_kv_heads, len(plan)
 
-    partial, partial_lse, partial_skipped = found = _scratch(query, len(plan))
-    _launch(grid, *read, reach, masses, *found, *scalars, **meta)
+    partial = _scratch(query, len(plan))
+    _launch(grid, *read, reach, masses, *partial, *scalars, **meta)
     again = _scratch(query, len(plan))
-    state = masses, partial_lse, partial_skipped, left_out
+    state = masses, partial.sums, left_out
     again_meta = reference.again_meta_of(meta)
     _launch_again(grid, *read, *state, *again, *scalars, most, **again_meta)
     if sums is None:
         lse, skipped = (query.new_empty(query.shape[:2], dtype=torch.float32) for _ in "12")
         sums = lse, skipped
     out = query.new_empty(query.shape, dtype=out_dtype or query.dtype)
-    _merge((partial, partial_lse, *again), plan, out, *sums)
+    _merge((*partial, *again), plan, out, *sums)
     return out, *sums
 
 
@@ -90,11 +99,10 @@ def _counts(
     return *query.shape[:2], *slots, *tables, len(plan), skips.shape[2]
 
 
-def _scratch(query: torch.Tensor, num_records: int) -> tuple[torch.Tensor, ...]:
-    """What records find: partial results, their sums, and those of what they skipped."""
-    shape = num_records, *query.shape[1:]
-    shapes = shape, shape[:2], shape[:2]
-    return tuple(query.new_empty(each, dtype=torch.float32) for each in shapes)
+def _scratch(query: torch.Tensor, num_records: int) -> Partial:
+    num_heads, size = query.shape[1:]
+    results = query.new_empty(num_records, num_heads, size, dtype=torch.float32)
+    return Partial(results, results.new_empty(2, num_records, num_heads))
 
 
 def _merge(

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
 from kernels.kernel import kernel, variants
 from kernels.tiered_decode import reference as decode
 from kernels.tiered_decode.kernel import store_attended
@@ -38,6 +39,12 @@ LN_2 = tl.constexpr(0.6931471805599453)
 WARM_STAGES = tl.constexpr(decode.STAGES[8, 8])
 
 
+@triton.jit
+def both_sums(sums_ptr, size):
+    """Of what was attended to, and of what was skipped."""
+    return sums_ptr, sums_ptr + size
+
+
 @kernel(contract=CONTRACT, variants=variants({}, [reference.SERVED_META], aligned=[True]))
 def tiered_skip_kernel(
     query_ptr,
@@ -52,8 +59,7 @@ def tiered_skip_kernel(
     reach_ptr,
     masses_ptr,
     partial_ptr,
-    partial_lse_ptr,
-    partial_skipped_ptr,
+    partial_sums_ptr,
     query_sequence_stride,
     query_head_stride,
     sequences,
@@ -80,16 +86,28 @@ def tiered_skip_kernel(
         turn = tl.load(plan_ptr + turn * fields.RECORD_SIZE + fields.TURN)
     record_ptr = plan_ptr + turn * fields.RECORD_SIZE
     run = tl.load(record_ptr + fields.RUN)
-    if run == fields.NO_RUN:
-        return
     num_keys, num_values = key_slots * KEY_GRAIN, value_slots * VALUE_GRAIN
     arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
-    group = heads // kv_heads
     row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
-    query_ptr += row * query_sequence_stride + head * group * query_head_stride
-    queries = (query_ptr, query_head_stride, 0)
     key_table = key_tables_ptr + row * max_key_slabs
     value_table = value_tables_ptr + row * max_value_slabs
+    cold_start = tl.load(record_ptr + fields.SINK_SLABS)
+    first_cold = tl.load(record_ptr + fields.FIRST_COLD)
+    last_cold = tl.load(record_ptr + fields.LAST_COLD)
+    # The first blocks are under way while the kernel before, which stores no cold one, ends.
+    has_cold = first_cold < last_cold
+    at_key = key_table + cold_start + first_cold * (KEY_BITS // 4)
+    at_value = value_table + cold_start + first_cold * (VALUE_BITS // 4)
+    first_keys = tl.load(at_key, mask=has_cold, other=0)
+    first_values = tl.load(at_value, mask=has_cold, other=0)
+    prefetch_slabs(arenas, first_keys, first_values, head, kv_heads, KEY_GRAIN, VALUE_GRAIN, SIZE)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
+    if run == fields.NO_RUN:
+        return
+    group = heads // kv_heads
+    query_ptr += row * query_sequence_stride + head * group * query_head_stride
+    queries = (query_ptr, query_head_stride, 0)
 
     FORM: tl.constexpr = (SIZE, ROWS, 1)
     state = nothing_attended(SIZE, ROWS, 1)
@@ -100,18 +118,8 @@ def tiered_skip_kernel(
         state = attend_tokens(
             query, factor, state, arenas, tables, record_ptr, 0, head, kv_heads, FORM, 1, STAGES
         )
-    cold_start = tl.load(record_ptr + fields.SINK_SLABS)
-    first_cold = tl.load(record_ptr + fields.FIRST_COLD)
-    last_cold = tl.load(record_ptr + fields.LAST_COLD)
-    # What the first block waits for is under way while the query is prepared.
-    has_cold = first_cold < last_cold
-    at_key = key_table + cold_start + first_cold * (KEY_BITS // 4)
-    at_value = value_table + cold_start + first_cold * (VALUE_BITS // 4)
-    first_keys = tl.load(at_key, mask=has_cold, other=0)
-    first_values = tl.load(at_value, mask=has_cold, other=0)
     reach = tl.load(reach_ptr + row * kv_heads + head)
     query = load_query(queries, group, 0, SIZE // 2, 2, ROWS, 1)
-    prefetch_slabs(arenas, first_keys, first_values, head, kv_heads, KEY_GRAIN, VALUE_GRAIN, SIZE)
     raised = raised_by(query, scale * LOG2_E, reach, ROWS)
     query, unit = unit_query(query, SIZE // 2, ROWS, 1)
     factor = unit * (scale * LOG2_E)
@@ -152,10 +160,10 @@ def tiered_skip_kernel(
             )
     at = (run + row) * heads + head * group
     partial_ptr += at * SIZE
-    partial_lse_ptr += at
+    partial_lse_ptr, partial_skipped_ptr = both_sums(partial_sums_ptr + at, records * heads)
     store_attended(partial_ptr, partial_lse_ptr, state, group, 0, heads, FORM, 1)
     rows = tl.arange(0, ROWS)
-    tl.store(partial_skipped_ptr + at + rows, skipped, mask=rows < group)
+    tl.store(partial_skipped_ptr + rows, skipped, mask=rows < group)
 
 
 @kernel(
@@ -173,12 +181,10 @@ def tiered_skip_again_kernel(
     plan_ptr,
     skips_ptr,
     masses_ptr,
-    partial_lse_ptr,
-    partial_skipped_ptr,
+    partial_sums_ptr,
     left_out_ptr,
     again_ptr,
-    again_lse_ptr,
-    again_skipped_ptr,
+    again_sums_ptr,
     query_sequence_stride,
     query_head_stride,
     sequences,
@@ -206,12 +212,18 @@ def tiered_skip_again_kernel(
     record_ptr = plan_ptr + tl.program_id(1) * fields.RECORD_SIZE
     run = tl.load(record_ptr + fields.RUN)
     row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
-    if run == fields.NO_RUN:
-        return
     group = heads // kv_heads
     sequence_ptr = plan_ptr + (records - sequences + row) * fields.RECORD_SIZE
-    num_runs = tl.load(sequence_ptr + fields.NUM_RUNS)
-    first = (tl.load(sequence_ptr + fields.FIRST_RUN) + row) * heads + head * group
+    has_run = run != fields.NO_RUN
+    num_runs = tl.load(sequence_ptr + fields.NUM_RUNS, mask=has_run, other=0)
+    first = tl.load(sequence_ptr + fields.FIRST_RUN, mask=has_run, other=0)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
+    if not has_run:
+        return
+    first = (first + row) * heads + head * group
+    partial_lse_ptr, partial_skipped_ptr = both_sums(partial_sums_ptr, records * heads)
+    again_lse_ptr, again_skipped_ptr = both_sums(again_sums_ptr, records * heads)
     at = (run + row) * heads + head * group
     rows = tl.arange(0, ROWS)
     unchanged = tl.load(partial_skipped_ptr + at + rows, mask=rows < group, other=0.0)
@@ -296,10 +308,9 @@ def merge_splits(
 )
 def tiered_skip_merge_kernel(
     partial_ptr,
-    partial_lse_ptr,
+    partial_sums_ptr,
     again_ptr,
-    again_lse_ptr,
-    again_skipped_ptr,
+    again_sums_ptr,
     plan_ptr,
     out_ptr,
     lse_ptr,
@@ -318,18 +329,18 @@ def tiered_skip_merge_kernel(
     record = plan_ptr + (records - sequences + sequence) * fields.RECORD_SIZE
     first = (tl.load(record + fields.FIRST_RUN) + sequence) * heads + head
     num_runs = tl.load(record + fields.NUM_RUNS)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
 
     greatest = tl.full((1,), LEAST, tl.float32)
     state = greatest, tl.zeros((1,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
     partial_ptr += first * SIZE
-    partial_lse_ptr += first
+    partial_lse_ptr, _ = both_sums(partial_sums_ptr + first, records * heads)
+    again_lse_ptr, again_skipped_ptr = both_sums(again_sums_ptr + first, records * heads)
     state = merge_splits(
         state, partial_ptr, partial_lse_ptr, num_runs, heads, columns, SIZE, SPLITS
     )
-    again_lse_ptr += first
-    skipped, again = merged_sums(
-        again_skipped_ptr + first, again_lse_ptr, num_runs, heads, 1, 1, SUMS
-    )
+    skipped, again = merged_sums(again_skipped_ptr, again_lse_ptr, num_runs, heads, 1, 1, SUMS)
     if tl.max(again, 0) > float("-inf"):
         again_ptr += first * SIZE
         state = merge_splits(

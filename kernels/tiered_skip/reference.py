@@ -63,36 +63,33 @@ SCALARS: dict[str, Argument] = {
     "blocks": Count("blocks"),
     "scale": Scalar(float, 0.0),
 }
+# Sums: logarithms to base 2 of what was attended to, then of what was skipped.
 CONTRACT = Contract(
     "tiered_skip",
     **TENSORS,
     reach=Tensor("sequences kv_heads", torch.float32, align=4),
     masses=InOut("sequences kv_heads blocks group", torch.float32),
     partial=InOut("records heads size", torch.float32, wide_index=True),
-    partial_lse=InOut("records heads", torch.float32),
-    partial_skipped=InOut("records heads", torch.float32),
+    partial_sums=InOut("2 records heads", torch.float32),
     **SCALARS,
 )
 AGAIN_CONTRACT = Contract(
     "tiered_skip_again",
     **TENSORS,
     masses=Tensor("sequences kv_heads blocks group", torch.float32),
-    partial_lse=Tensor("records heads", torch.float32),
-    partial_skipped=Tensor("records heads", torch.float32),
+    partial_sums=Tensor("2 records heads", torch.float32),
     left_out=InOut("sequences kv_heads blocks", torch.int32),
     again=InOut("records heads size", torch.float32, wide_index=True),
-    again_lse=InOut("records heads", torch.float32),
-    again_skipped=InOut("records heads", torch.float32),
+    again_sums=InOut("2 records heads", torch.float32),
     **SCALARS,
     most=Scalar(float),
 )
 MERGE_CONTRACT = Contract(
     "tiered_skip_merge",
     partial=Tensor("records heads size", torch.float32, wide_index=True),
-    partial_lse=Tensor("records heads", torch.float32),
+    partial_sums=Tensor("2 records heads", torch.float32),
     again=Tensor("records heads size", torch.float32, wide_index=True),
-    again_lse=Tensor("records heads", torch.float32),
-    again_skipped=Tensor("records heads", torch.float32),
+    again_sums=Tensor("2 records heads", torch.float32),
     plan=Tensor("records 16", torch.int32),
     out=Output("sequences heads size", FLOATS, wide_index=True),
     lse=Output("sequences heads", torch.float32, align=4),

@@ -29,6 +29,9 @@ LOADS_BEFORE = {
     "tiered_append": 0,
     "tiered_decode": 8,
     "tiered_decode_merge": 2,
+    "tiered_skip": 8,
+    "tiered_skip_again": 4,
+    "tiered_skip_merge": 2,
 }
 
 

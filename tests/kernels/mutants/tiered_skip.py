@@ -188,10 +188,10 @@ MUTANTS = {
         ),
         Mutant(
             "certificates of another record",
-            "partial_skipped_ptr + at + rows",
-            "partial_skipped_ptr + rows",
+            "both_sums(partial_sums_ptr + at, records * heads)",
+            "both_sums(partial_sums_ptr, records * heads)",
             DoubleStore,
-            "store of partial_skipped",
+            "store of partial_sums",
             within=FIRST,
         ),
         Mutant(
@@ -214,7 +214,7 @@ MUTANTS = {
         ),
         Mutant(
             "sums of the first run alone",
-            "num_runs = tl.load(sequence_ptr + fields.NUM_RUNS)",
+            "num_runs = tl.load(sequence_ptr + fields.NUM_RUNS, mask=has_run, other=0)",
             "num_runs = 1",
             DIFFERS,
         ),
