@@ -20,6 +20,7 @@ from kernels.paged_decode.reference import (
     METAS,
     launched,
 )
+from kernels.prefetch import prefetch_lines
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -68,8 +69,6 @@ def paged_decode_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    wait_for_earlier_kernels()
-    let_next_kernel_start()
     # Programs of the KV heads of one split follow each other: they read the same rows of memory.
     group = heads // kv_heads
     parts = tl.cdiv(group, ROWS)  # of a group that has more heads than a product has rows
@@ -84,7 +83,21 @@ def paged_decode_kernel(
     context_len = context_len.to(tl.int32)
     first, last, tiles = cut(context_len, window, TILE, most_splits, min_tiles)
     begin = first + split * tiles
-    if begin >= last:
+    has_tiles = begin < last
+    table = block_tables_ptr + sequence * max_blocks
+    token_stride = kv_heads * size
+    tiles_per_block = block_size // TILE
+    # The first tiles are under way while the kernel before ends, of which one may store a token.
+    block = tl.load(table + begin // tiles_per_block, mask=has_tiles, other=0)
+    tile_start = (block * block_size + begin % tiles_per_block * TILE) * token_stride
+    rows = tl.arange(0, TILE)[:, None] * token_stride + kv_head * size
+    LINES: tl.constexpr = (BLOCK + 63) // 64
+    lines = rows + tl.minimum(tl.arange(0, LINES)[None, :] * 64, size - 1)
+    prefetch_lines(key_cache_ptr + tile_start + lines)
+    prefetch_lines(value_cache_ptr + tile_start + lines)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
+    if not has_tiles:
         return
 
     in_group = tl.program_id(0) % parts * ROWS + tl.arange(0, ROWS)
@@ -98,11 +111,8 @@ def paged_decode_kernel(
     greatest = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     attended = tl.zeros((ROWS, BLOCK), tl.float32)
-    table = block_tables_ptr + sequence * max_blocks
-    token_stride = kv_heads * size
     in_tile = tl.arange(0, TILE)
     in_cache = in_tile[:, None] * token_stride + kv_head * size + columns[None, :]
-    tiles_per_block = block_size // TILE
     for tile in range(begin, tl.minimum(begin + tiles, last)):
         block = tl.load(table + tile // tiles_per_block)
         tl.device_assert((block >= 0) & (block < blocks), "a block beyond the cache")
@@ -152,11 +162,11 @@ def paged_decode_merge_kernel(
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    wait_for_earlier_kernels()
-    let_next_kernel_start()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     context_len = tl.load(context_lens_ptr + row // heads).to(tl.int32)
+    wait_for_earlier_kernels()
+    let_next_kernel_start()
     first, last, tiles = cut(context_len, window, tile, most_splits, min_tiles)
     num_splits = tl.cdiv(last - first, tiles)
     tl.device_assert(num_splits <= splits, "a context longer than the greatest")
