@@ -17,7 +17,7 @@ from benchmarks.quality.forced import SCORED_FROM, Exact, Scores, compare
 from benchmarks.quality.intervals import COVERED, NUM_DRAWS, RUN_TOKENS
 from benchmarks.quality.recall import Task, answers, summary, tasks
 from benchmarks.quality.session import Session, open_session
-from benchmarks.quality.settings import AGES, BY_NAME, FLOOR, Cache, Setting, by_cache
+from benchmarks.quality.settings import AGES, BY_NAME, FLOOR, Cache, Setting, by_cache, in_turn
 from benchmarks.quality.texts import Text, Tokenizer, real_texts
 from benchmarks.results import Row
 from engine.build import weights_sha256
@@ -25,18 +25,19 @@ from engine.build import weights_sha256
 MODULE = "benchmarks.quality"
 NUM_WINDOWS, NUM_TOKENS, NUM_THREADS = 2, 8192, 4
 METHOD = (
-    "teacher-forced: the first {prompt} tokens of a window are its prompt, all others are decoded "
-    "one by one, those from position {prompt} on are scored; intervals cover {covered:.0%} of "
-    "{draws} draws of runs of {run} tokens. Engines are measured as they serve, in bfloat16, whose "
-    "rounding alone is {floor}. Formats are put into the exact cache in float32 as tokens age: "
-    "ours by the reference of our kernels; peers' by their arithmetic, not their kernels, and what "
-    "is warm with us stays exact with them."
+    "teacher-forced: windows follow each other from a text's start; the first {prompt} tokens of a "
+    "window are its prompt, all others are given as if they were decoded, those from position "
+    "{prompt} on are scored; intervals cover {covered:.0%} of {draws} draws of runs of {run} "
+    "tokens. Engines are measured as they serve, in bfloat16, one token a step; their rounding "
+    "alone is {floor}. Formats are put into the exact cache in float32 as tokens age, a block a "
+    "step: ours by the reference of our kernels; peers' by their arithmetic, not their kernels, "
+    "and what is warm with us stays exact with them. Engines also recall."
 )
 
 
 @dataclass(slots=True)
 class Run:
-    """`found`: of each setting, by text what `Scores.as_json` says, and what it recalled."""
+    """`found`: of each setting, by text what `Scores.as_json` says, and what an engine recalled."""
 
     arguments: argparse.Namespace
     progress: Progress
@@ -45,11 +46,11 @@ class Run:
     tasks: list[Task]
     found: dict[str, Any] = field(default_factory=dict)
     floors: dict[str, Scores] = field(default_factory=dict)  # by text, of the setting FLOOR
-    recalled: dict[str, Any] = field(default_factory=dict)  # by dtype, by the exact cache
+    recalled: dict[str, Any] = field(default_factory=dict)  # by the exact cache, as it serves
     head_dim: int = 0
 
     def measure(self, settings: list[Setting]) -> Iterator[None]:
-        """After each engine there is more in `found`."""
+        """In turn; each time there is more in `found`."""
         caches = by_cache(settings)
         for exact in dict.fromkeys(cache.exact for cache in caches):
             of_dtype = {each: caches[each] for each in caches if each.exact == exact}
@@ -63,15 +64,22 @@ class Run:
         self.head_dim = session.head_dim
         exact = Exact.of(session, self.texts, self.arguments.device)
         self.progress(f"exact in {exact_cache.dtype}: {exact.targets.numel()} tokens")
-        said = self._recall(session, None)
-        self.recalled[exact_cache.dtype] = self._held(said, said)
-        self._tell_recall("exact", self.recalled[exact_cache.dtype])
-        if exact_cache in caches:
-            self._compare(session, exact, said, caches.pop(exact_cache))
+        for settings in in_turn(caches.pop(exact_cache, [])):
+            self._compare(session, exact, settings)
             yield
+        said = self._recall(session) if caches else []
         del session
+        if said:
+            self.recalled = self._held(said, said)
+            self._tell_recall("exact", self.recalled)
         for cache, settings in caches.items():
-            self._compare(self._open(cache, settings), exact, said, settings)
+            session = self._open(cache, settings)
+            self._compare(session, exact, settings)
+            recalled = self._held(self._recall(session), said)
+            for setting in settings:
+                self.found[setting.name]["recall"] = recalled
+                self._tell_recall(setting.name, recalled)
+            del session
             yield
 
     def _open(self, cache: Cache, settings: list[Setting]) -> Session:
@@ -87,9 +95,7 @@ class Run:
             arguments.threads,
         )
 
-    def _compare(
-        self, session: Session, exact: Exact, said: list[list[int]], settings: list[Setting]
-    ) -> None:
+    def _compare(self, session: Session, exact: Exact, settings: list[Setting]) -> None:
         for setting, text, scores in compare(session, exact, settings, self.texts):
             if setting.name == FLOOR:
                 self.floors[text.name] = scores
@@ -97,19 +103,14 @@ class Run:
             floor = self.floors.get(text.name) if setting.kind == "engine" else None
             told[text.name] = scores.as_json(floor)
             self.progress(_line(setting, text, told[text.name]))
-        for setting in settings:
-            recalled = self._held(self._recall(session, setting), said)
-            self.found[setting.name]["recall"] = recalled
-            self._tell_recall(setting.name, recalled)
 
     def _tell_recall(self, name: str, recalled: Mapping[str, Any]) -> None:
         if self.tasks:
             self.progress(f"{name}: {_shares(recalled)}")
 
-    def _recall(self, session: Session, setting: Setting | None) -> list[list[int]]:
-        emulated = None if setting is None else setting.emulated
+    def _recall(self, session: Session) -> list[list[int]]:
         num_tokens = max((task.num_answer_tokens for task in self.tasks), default=0)
-        return session.complete([task.prompt for task in self.tasks], emulated, num_tokens)
+        return session.complete([task.prompt for task in self.tasks], num_tokens)
 
     def _held(self, came: list[list[int]], said: list[list[int]]) -> dict[str, Any]:
         return summary(self.tasks, answers(self.tasks, came, said, self.tokenizer))
@@ -184,9 +185,10 @@ def _run(arguments: argparse.Namespace, progress: Progress) -> None:
 
 def _line(setting: Setting, text: Text, told: Mapping[str, Any]) -> str:
     kl, low, high = told["kl"]
+    by_window = ", ".join(f"{each:.2e}" for each in told["kl_by_window"])
     return (
         f"{setting.name}, {text.name}: KL {kl:.2e} ({low:.1e} to {high:.1e}), top-1 "
-        f"{told['top1'][0]:.4f}, NLL {told['delta_nll'][0]:+.1e}"
+        f"{told['top1'][0]:.4f}, NLL {told['delta_nll'][0]:+.1e}; by window {by_window}"
     )
 
 

@@ -31,13 +31,15 @@ class Scores:
     delta_nll: Numbers
 
     def as_json(self, floor: Self | None) -> dict[str, object]:
-        """Means with intervals; and the KL along the text, from position `SCORED_FROM` on. `floor`:
-        of the engine's own rounding, which its KL is also said without."""
+        """Means with intervals; and the KL of each window, and along them, from position
+        `SCORED_FROM` on. `floor`: of the engine's own rounding, which its KL is also said
+        without."""
         above = {} if floor is None else {"kl_above_floor": Interval.of(self.kl - floor.kl)}
         return {name: found.as_json() for name, found in above.items()} | {
             "kl": Interval.of(self.kl).as_json(),
             "top1": Interval.of(self.agrees).as_json(),
             "delta_nll": Interval.of(self.delta_nll).as_json(),
+            "kl_by_window": self.kl.mean(-1).tolist(),
             "kl_by_position": means_along(self.kl, STRETCH_TOKENS),
         }
 

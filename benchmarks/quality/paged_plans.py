@@ -84,7 +84,7 @@ class Aging:
 
 class EmulatedAges:
     """What is not hot any more for the first token of a step is replaced before it: so a chunk of a
-    prompt must end where a cell does."""
+    prompt must end where a cell does, and one behind the prompt where a block does."""
 
     def __init__(self, kv: KVTensors) -> None:
         self._kv = kv
@@ -122,4 +122,5 @@ class EmulatedAges:
 
 
 def _ages(tiers: TierConfig, entry: ScheduledSequence) -> Ages:
-    return tiers.decode_ages(entry.start) if entry.is_decode else tiers.prefill_ages(entry.start)
+    is_prompt = entry.start < entry.sequence.num_prompt_tokens
+    return tiers.prefill_ages(entry.start) if is_prompt else tiers.decode_ages(entry.start)

@@ -1,5 +1,6 @@
 """What must be found again in a long prompt: a passkey, a list's value, an early turn of a chat. A
-small model may not find it; what counts is that a cache says what the exact cache says."""
+small model may not find it; what counts is that a cache finds what the exact cache finds, and no
+more."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -8,7 +9,7 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.quality.texts import Tokenizer, prose
 
-DEPTHS = (0, 25, 50, 75, 100)  # % of the prompt before the passkey
+DEPTHS = tuple(range(0, 101, 10))  # % of the prompt before the passkey
 PASSKEY, CHAT, LIST = "passkey", "chat", "list"
 SEED = 5
 ANSWER_TOKENS = 8  # as many are generated, of which those of the answer count
@@ -19,6 +20,16 @@ FACTS = (
     ("I was born in 1973.", "In which year was I born? You were born in", " 1973"),
 )
 NUM_QUERIES = 4
+# The passkey of Mohtashami and Jaggi (Landmark Attention, 2023), their words, as a turn of a chat.
+INTRODUCTION = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. I "
+    "will quiz you about the important information there."
+)
+HAY = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+NEEDLE = "\n\nThe pass key is{key}. Remember it.{key} is the pass key.\n\n"
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+TURN = "<|im_start|>{role}\n{text}<|im_end|>\n"
+BEGUN = "<|im_start|>{role}\n{text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +45,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`is_right`: as the prompt has it. `equals_exact`: as the exact cache has it."""
+    """`is_right`: as the prompt has it. `equals_exact`: right where the exact cache is right, and
+    only there. `is_same`: token for token what the exact cache says."""
 
     text: str
     is_right: bool
     equals_exact: bool
+    is_same: bool
 
 
 def tasks(tokenizer: Tokenizer, num_tokens: int) -> list[Task]:
@@ -57,9 +70,10 @@ def answers(
     found = {}
     for task, came, expected in zip(tasks, said, exact, strict=True):
         num_tokens = task.num_answer_tokens
-        text = tokenizer.decode(came[:num_tokens])
-        is_right = text.strip() == task.answer.strip()
-        found[task.name] = Answer(text, is_right, came[:num_tokens] == expected[:num_tokens])
+        ours, theirs = came[:num_tokens], expected[:num_tokens]
+        text, of_exact = tokenizer.decode(ours), tokenizer.decode(theirs)
+        is_right, was_right = (each.strip() == task.answer.strip() for each in (text, of_exact))
+        found[task.name] = Answer(text, is_right, is_right == was_right, ours == theirs)
     return found
 
 
@@ -70,6 +84,7 @@ def summary(tasks: Items[Task], answers: Mapping[str, Answer]) -> dict[str, obje
         of_kind = [answers[task.name] for task in tasks if task.kind == kind]
         shares[f"{kind}_right"] = sum(each.is_right for each in of_kind) / len(of_kind)
         shares[f"{kind}_equal"] = sum(each.equals_exact for each in of_kind) / len(of_kind)
+        shares[f"{kind}_same"] = sum(each.is_same for each in of_kind) / len(of_kind)
     if answers:
         shares["answers"] = {name: asdict(each) for name, each in answers.items()}
     return shares
@@ -77,16 +92,22 @@ def summary(tasks: Items[Task], answers: Mapping[str, Answer]) -> dict[str, obje
 
 def _passkeys(tokenizer: Tokenizer, num_tokens: int) -> Iterator[Task]:
     choice = random.Random(SEED)
-    question = tokenizer.encode("\n\nWhat is the pass key? The pass key is")
-    hay = tokenizer.encode(prose())
+    opening = tokenizer.encode(
+        TURN.format(role="system", text=SYSTEM)
+        + BEGUN.format(role="user", text=f"{INTRODUCTION}\n\n")
+    )
+    question = tokenizer.encode(
+        "\n\nWhat is the pass key?<|im_end|>\n"
+        + BEGUN.format(role="assistant", text="The pass key is")
+    )
+    hay = tokenizer.encode(HAY)
+    hay *= -(-num_tokens // len(hay))
     for depth in DEPTHS:
         key = f" {choice.randrange(10_000, 100_000)}"
-        needle = tokenizer.encode(
-            f"\n\nThe pass key is{key}. Remember it.{key} is the pass key.\n\n"
-        )
-        num_hay = num_tokens - ANSWER_TOKENS - len(question) - len(needle)
+        needle = tokenizer.encode(NEEDLE.format(key=key))
+        num_hay = num_tokens - ANSWER_TOKENS - len(opening) - len(question) - len(needle)
         num_before = num_hay * depth // 100
-        prompt = hay[:num_before] + needle + hay[num_before:num_hay] + question
+        prompt = opening + hay[:num_before] + needle + hay[num_before:num_hay] + question
         yield _task(PASSKEY, f"passkey, {depth} %", prompt, key, tokenizer)
 
 
@@ -111,20 +132,19 @@ def _lists(tokenizer: Tokenizer, num_tokens: int) -> Iterator[Task]:
 
 def _chats(tokenizer: Tokenizer, num_tokens: int) -> Iterator[Task]:
     """What the user said first, asked for after turns of long text."""
-    turn = "<|im_start|>{role}\n{text}<|im_end|>\n"
-    facts = "".join(
-        turn.format(role="user", text=fact) + turn.format(role="assistant", text="I will remember.")
+    facts = TURN.format(role="system", text=SYSTEM) + "".join(
+        TURN.format(role="user", text=fact) + TURN.format(role="assistant", text="I will remember.")
         for fact, *_ in FACTS
     )
-    opening = tokenizer.encode(facts + "<|im_start|>user\nRead this, please.\n")
+    opening = tokenizer.encode(facts + BEGUN.format(role="user", text="Read this, please.\n"))
     hay = tokenizer.encode(prose())[num_tokens:]
     for fact, question, answer in FACTS:
         asked, _, begun = question.partition("? ")
         closing = tokenizer.encode(
             "<|im_end|>\n"
-            + turn.format(role="assistant", text="I have read it.")
-            + turn.format(role="user", text=f"{asked}?")
-            + f"<|im_start|>assistant\n{begun}"
+            + TURN.format(role="assistant", text="I have read it.")
+            + TURN.format(role="user", text=f"{asked}?")
+            + BEGUN.format(role="assistant", text=begun)
         )
         num_hay = num_tokens - ANSWER_TOKENS - len(opening) - len(closing)
         yield _task(CHAT, f"chat, {fact}", opening + hay[:num_hay] + closing, answer, tokenizer)

@@ -4,6 +4,8 @@ import gc
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +27,7 @@ from engine.sequence import Sequence
 from tests.unit.engine.tiered_plans import TieredPlans
 
 SPARE = 2  # times the memory that all sequences would fill in bf16
+FORCED_TOGETHER = AGES.cell_tokens // BLOCK_SIZE  # sequences, each with a block of its text
 
 Take = Callable[[int, torch.Tensor], None]  # position, logits [num_sequences, vocab_size]
 
@@ -48,13 +51,16 @@ class KeepingSampler(Sampler):
 
 class Session:
     """Prompts are computed one after the other, in cells; then all sequences decode together, each
-    step launched while the one before it computes."""
+    step launched while the one before it computes. Forced texts of the exact cache go on by whole
+    blocks instead: what is aged for a token depends on its block alone."""
 
-    def __init__(self, runner: ModelRunner, max_model_len: int) -> None:
+    def __init__(self, runner: ModelRunner, max_model_len: int, *, by_blocks: bool = False) -> None:
+        """`by_blocks`: of the exact cache."""
         self.head_dim = runner.model_config.head_dim
         self.vocab_size = runner.model_config.vocab_size
         self._runner = runner
         self._sampler = runner._sampler = KeepingSampler()
+        self._by_blocks = by_blocks
         self._ages: EmulatedAges | None = None
         self._plans: Plans
         if runner.tier_groups:
@@ -76,22 +82,55 @@ class Session:
         with self._open([text[:num_prompt] for text in texts], emulated) as sequences:
             first = [self._prefill(sequence) for sequence in sequences]
             take(num_prompt - 1, torch.cat([logits for logits, _ in first]))
-            before: PendingTokens | None = None
-            for position in range(num_prompt, len(texts[0]) - 1):
-                for sequence, text in zip(sequences, texts, strict=True):
-                    sequence.token_ids.append(text[position])
-                pending = self._launch(*((sequence, 1) for sequence in sequences))
-                take(position, self._sampler.logits)
-                if before is not None:
-                    before()
-                before = pending
+            if self._ages is not None and self._by_blocks:
+                self._force_blocks(sequences, texts, take)
+            else:
+                self._force_tokens(sequences, texts, take)
+
+    def _force_tokens(
+        self, sequences: Items[Sequence], texts: Items[Items[int]], take: Take
+    ) -> None:
+        before: PendingTokens | None = None
+        for position in range(sequences[0].num_prompt_tokens, len(texts[0]) - 1):
+            for sequence, text in zip(sequences, texts, strict=True):
+                sequence.token_ids.append(text[position])
+            pending = self._launch(*((sequence, 1) for sequence in sequences))
+            take(position, self._sampler.logits)
+            if before is not None:
+                before()
+            before = pending
+
+    def _force_blocks(
+        self, sequences: Items[Sequence], texts: Items[Items[int]], take: Take
+    ) -> None:
+        num_forced = len(texts[0]) - 1
+        for start in range(sequences[0].num_prompt_tokens, num_forced, BLOCK_SIZE):
+            end = min(start + BLOCK_SIZE, num_forced)
+            for sequence, text in zip(sequences, texts, strict=True):
+                sequence.token_ids += text[start:end]
+            together = range(0, len(sequences), FORCED_TOGETHER)
+            logits = torch.cat(
+                [
+                    self._all_logits(sequences[first : first + FORCED_TOGETHER], end - start)
+                    for first in together
+                ]
+            )
+            for index in range(end - start):
+                take(start + index, logits[:, index])
+
+    def _all_logits(self, sequences: Items[Sequence], num_tokens: int) -> torch.Tensor:
+        """[num_sequences, num_tokens, vocab_size], after each of the next `num_tokens` tokens."""
+        batch = self._plans.plan(*((sequence, num_tokens) for sequence in sequences))
+        assert self._ages is not None
+        self._ages.advance(batch)
+        logits = logits_of_all(self._runner, batch)
+        self._plans.book(batch)
+        return logits.view(len(sequences), num_tokens, -1)
 
     @torch.inference_mode()
-    def complete(
-        self, prompts: Items[Items[int]], emulated: Emulated | None, num_tokens: int
-    ) -> list[list[int]]:
+    def complete(self, prompts: Items[Items[int]], num_tokens: int) -> list[list[int]]:
         """Greedy, `num_tokens` for each."""
-        with self._open(prompts, [emulated] * len(prompts)) as sequences:
+        with self._open(prompts, [None] * len(prompts)) as sequences:
             for sequence in sequences:
                 sequence.token_ids.append(self._prefill(sequence)[1])
             for _ in range(num_tokens - 1):
@@ -164,4 +203,15 @@ def open_session(
         cache=CacheConfig(SPARE * num_sequences * blocks_each * of_block, tiers=cache.tiers),
         scheduler=SchedulerConfig(num_sequences, max(AGES.cell_tokens, num_sequences)),
     )
-    return Session(build_model_runner(config), max_model_len)
+    return Session(build_model_runner(config), max_model_len, by_blocks=cache.is_emulated)
+
+
+def logits_of_all(runner: ModelRunner, batch: ScheduledBatch) -> torch.Tensor:
+    """[num_tokens, vocab_size] float32: of each token of `batch`, where a step has those of the
+    last of a chunk alone."""
+    inputs = runner._backend.build_inputs(batch)
+    rows = torch.arange(len(inputs.input_ids), device=inputs.input_ids.device)
+    inputs = replace(inputs, sampled_rows=rows)
+    attend = partial(runner._backend.attend, metadata=runner._backend.prepare(inputs))
+    decoder = runner._decoder
+    return decoder.logits(decoder.forward(inputs.input_ids, inputs.positions, attend, rows))

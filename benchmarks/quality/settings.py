@@ -29,6 +29,11 @@ class Cache:
         """What it is held against."""
         return Cache(self.dtype)
 
+    @property
+    def is_emulated(self) -> bool:
+        """Formats are put into it; it is no cache that serves."""
+        return self == IN_FLOAT32
+
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
@@ -104,6 +109,13 @@ SETTINGS = (
     Setting("deterministic", "noise", "no tiers, deterministic", Cache(is_deterministic=True)),
 )
 BY_NAME = {each.name: each for each in SETTINGS}
+
+
+def in_turn(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """Of one cache, what is measured together: ours and peers', then the others."""
+    first = [each for each in settings if each.kind != "ablation"]
+    last = [each for each in settings if each.kind == "ablation"]
+    return [each for each in (first, last) if each]
 
 
 def by_cache(settings: Sequence[Setting]) -> dict[Cache, list[Setting]]:

@@ -34,15 +34,14 @@ class Text:
         num_windows: int,
         num_tokens: int,
     ) -> Self:
-        """Windows spread evenly, from its start to its end. Raises MeasurementFailed."""
+        """Windows one after the other, from its start on. Raises MeasurementFailed."""
         token_ids = encode(whole)
         if len(token_ids) < num_windows * num_tokens:
             raise MeasurementFailed(
                 f"{name} has {len(token_ids)} tokens, {num_windows} windows of {num_tokens} need "
                 f"{num_windows * num_tokens}; ask for fewer"
             )
-        stride = (len(token_ids) - num_tokens) // max(num_windows - 1, 1)
-        starts = [index * stride for index in range(num_windows)]
+        starts = range(0, num_windows * num_tokens, num_tokens)
         windows = tuple(tuple(token_ids[start : start + num_tokens]) for start in starts)
         return cls(name, hashlib.sha256(whole.encode()).hexdigest(), windows)
 
