@@ -7,9 +7,11 @@ the same requests over loopback. `--device cpu` tries the benchmark itself on a 
 
 import argparse
 import importlib.util
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from benchmarks.gpu_results import write_gpu_results
 from benchmarks.http import traffic
 from benchmarks.http.bars import CONCURRENCIES, rows_of
 from benchmarks.http.model_folder import words, write_model_folder
+from benchmarks.http.processor_time import descendants_s, microseconds_a_token
 from benchmarks.http.rounds import Endpoint, Load, Round, run_round, warm_up
 from benchmarks.http.servers import Name, Setting, peer_version, server
 from benchmarks.results import Row
@@ -36,6 +39,7 @@ RAMP_S = {"cuda": 2.0, "cpu": 0.0}
 SECONDS = {"flashray": 200.0, "vllm": 280.0}  # of one server, its start included
 MAX_ROUND_S = 25.0
 WARM_UP_ROUND = -1
+NUM_SHOWN = 4  # processes, the dearest
 
 
 @dataclass(slots=True)
@@ -46,6 +50,9 @@ class HttpRun:
     progress: Progress
     started_s: float = field(default_factory=time.monotonic)
     rounds: dict[Name, dict[int, list[Round]]] = field(
+        default_factory=lambda: {"flashray": {}, "vllm": {}}
+    )
+    processor_us: dict[Name, dict[int, list[dict[str, float]]]] = field(
         default_factory=lambda: {"flashray": {}, "vllm": {}}
     )
     ready_s: dict[Name, float] = field(default_factory=dict)
@@ -83,6 +90,7 @@ class HttpRun:
                 name: {each: [asdict(one) for one in rounds] for each, rounds in of_server.items()}
                 for name, of_server in self.rounds.items()
             },
+            "processor_us_a_token": self.processor_us,  # of each process of a server
             "failed": self.failed,
         }
 
@@ -112,9 +120,15 @@ class HttpRun:
             for concurrency in self.arguments.concurrency:
                 if time.monotonic() + MAX_ROUND_S > deadline_s:
                     raise MeasurementFailed("out of time")
-                measured = run_round(self._load(endpoint, concurrency, number))
+                load = self._load(endpoint, concurrency, number)
+                before_s = descendants_s(os.getpid())
+                measured = run_round(load)
+                num_tokens = sum(request.num_tokens for request in load.requests)
+                spent_us = microseconds_a_token(before_s, descendants_s(os.getpid()), num_tokens)
                 self.rounds[name].setdefault(concurrency, []).append(measured)
+                self.processor_us[name].setdefault(concurrency, []).append(spent_us)
                 self.progress(f"{name}: {concurrency} at once: {_described(measured)}")
+                self.progress(f"{name}: processor us a token: {_dearest(spent_us)}")
 
     def _load(self, endpoint: Endpoint, concurrency: int, number: int) -> Load:
         ramp_s = RAMP_S[self.arguments.device] if concurrency > 1 else 0.0
@@ -199,6 +213,10 @@ def _described(measured: Round) -> str:
         f"p99 {measured.itl_p99_ms:.1f} ms, {measured.tokens_an_event:.2f} tokens an event, "
         f"{measured.num_failed} of {measured.num_requests} failed {measured.failures[:1] or ''}"
     )
+
+
+def _dearest(spent_us: Mapping[str, float]) -> str:
+    return ", ".join(f"{us:.1f} {name}" for name, us in list(spent_us.items())[:NUM_SHOWN])
 
 
 def _arguments() -> argparse.Namespace:
