@@ -12,7 +12,7 @@ from benchmarks.command import Progress
 from benchmarks.errors import BenchmarkError
 from benchmarks.gpu_results import write_gpu_results
 from benchmarks.kv_engine.gate import require_green_tiers
-from benchmarks.quality.bars import rows_of
+from benchmarks.quality.bars import ENGINES, rows_of
 from benchmarks.quality.forced import SCORED_FROM, Exact, Scores, compare
 from benchmarks.quality.intervals import COVERED, NUM_DRAWS, RUN_TOKENS
 from benchmarks.quality.recall import Task, answers, summary, tasks
@@ -45,7 +45,7 @@ class Run:
     texts: list[Text]
     tasks: list[Task]
     found: dict[str, Any] = field(default_factory=dict)
-    floors: dict[str, Scores] = field(default_factory=dict)  # by text, of the setting FLOOR
+    served: dict[str, dict[str, Scores]] = field(default_factory=dict)  # in bfloat16, as `found`
     recalled: dict[str, Any] = field(default_factory=dict)  # by the exact cache, as it serves
     head_dim: int = 0
 
@@ -97,12 +97,19 @@ class Run:
 
     def _compare(self, session: Session, exact: Exact, settings: list[Setting]) -> None:
         for setting, text, scores in compare(session, exact, settings, self.texts):
-            if setting.name == FLOOR:
-                self.floors[text.name] = scores
             told = self.found.setdefault(setting.name, self._described(setting))
-            floor = self.floors.get(text.name) if setting.kind == "engine" else None
-            told[text.name] = scores.as_json(floor)
+            told[text.name] = scores.as_json()
+            if setting.emulated is None:
+                self.served.setdefault(setting.name, {})[text.name] = scores
             self.progress(_line(setting, text, told[text.name]))
+        self._hold_against_floor()
+
+    def _hold_against_floor(self) -> None:
+        """Engines, once the floor is there."""
+        for text, floor in self.served.get(FLOOR, {}).items():
+            for name in set(ENGINES) & self.served.keys():
+                above = self.served[name][text].above(floor)
+                self.found[name][text]["kl_above_floor"] = above.as_json()
 
     def _tell_recall(self, name: str, recalled: Mapping[str, Any]) -> None:
         if self.tasks:

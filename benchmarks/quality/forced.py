@@ -30,12 +30,14 @@ class Scores:
     agrees: Numbers
     delta_nll: Numbers
 
-    def as_json(self, floor: Self | None) -> dict[str, object]:
+    def above(self, floor: Self) -> Interval:
+        """The KL without that of `floor`: of the engine's own rounding."""
+        return Interval.of(self.kl - floor.kl)
+
+    def as_json(self) -> dict[str, object]:
         """Means with intervals; and the KL of each window, and along them, from position
-        `SCORED_FROM` on. `floor`: of the engine's own rounding, which its KL is also said
-        without."""
-        above = {} if floor is None else {"kl_above_floor": Interval.of(self.kl - floor.kl)}
-        return {name: found.as_json() for name, found in above.items()} | {
+        `SCORED_FROM` on."""
+        return {
             "kl": Interval.of(self.kl).as_json(),
             "top1": Interval.of(self.agrees).as_json(),
             "delta_nll": Interval.of(self.delta_nll).as_json(),

@@ -97,15 +97,15 @@ SETTINGS = (
     _peer("int4_by_token", "peer", "4 bits by token, not rotated", formats.INT4_BY_TOKEN),
     _peer("kivi4", "peer", "KIVI, 4 bits", formats.KIVI_4),
     _peer("kivi2", "peer", "KIVI, 2 bits", formats.KIVI_2),
+    _engine("engine_int4", "int4", formats.INT4),
+    _engine("engine_k8v4", "k8v4", formats.K8V4),
+    _engine("engine_int8", "int8", formats.INT8),
     Setting(
         FLOOR,
         "noise",
         "tiers, all tokens still hot",
         Cache(tiers=replace(AGES, hot_tokens=NEVER_TOKENS, warm_tokens=0)),
     ),
-    _engine("engine_int4", "int4", formats.INT4),
-    _engine("engine_k8v4", "k8v4", formats.K8V4),
-    _engine("engine_int8", "int8", formats.INT8),
     Setting("deterministic", "noise", "no tiers, deterministic", Cache(is_deterministic=True)),
 )
 BY_NAME = {each.name: each for each in SETTINGS}
