@@ -26,7 +26,7 @@ INTRODUCTION = (
     "will quiz you about the important information there."
 )
 HAY = " The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
-NEEDLE = "\n\nThe pass key is{key}. Remember it.{key} is the pass key.\n\n"
+NEEDLE = "\n\nThe pass key is {key}. Remember it. {key} is the pass key.\n\n"
 SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 TURN = "<|im_start|>{role}\n{text}<|im_end|>\n"
 BEGUN = "<|im_start|>{role}\n{text}"
@@ -98,12 +98,12 @@ def _passkeys(tokenizer: Tokenizer, num_tokens: int) -> Iterator[Task]:
     )
     question = tokenizer.encode(
         "\n\nWhat is the pass key?<|im_end|>\n"
-        + BEGUN.format(role="assistant", text="The pass key is")
+        + BEGUN.format(role="assistant", text="The pass key is ")
     )
     hay = tokenizer.encode(HAY)
     hay *= -(-num_tokens // len(hay))
     for depth in DEPTHS:
-        key = f" {choice.randrange(10_000, 100_000)}"
+        key = f"{choice.randrange(10_000, 100_000)}"
         needle = tokenizer.encode(NEEDLE.format(key=key))
         num_hay = num_tokens - ANSWER_TOKENS - len(opening) - len(question) - len(needle)
         num_before = num_hay * depth // 100

@@ -119,12 +119,12 @@ def test_what_is_to_be_recalled_is_in_the_prompt(num_tokens: int) -> None:
 
 def test_answers_are_held_against_those_of_the_exact_cache() -> None:
     (task, *_) = tasks(LETTERS, 1088)
-    right, wrong = LETTERS.encode(task.answer + "?!"), LETTERS.encode(" 00000..")
+    right, wrong = LETTERS.encode(task.answer + "?!"), LETTERS.encode("00000..")
     (found,) = answers([task], [right], [right[:-1] + wrong[-1:]], LETTERS).values()
     assert (found.is_right, found.equals_exact, found.is_same) == (True, True, True)
-    (found,) = answers([task], [wrong], [LETTERS.encode(" 11111..")], LETTERS).values()
+    (found,) = answers([task], [wrong], [LETTERS.encode("11111..")], LETTERS).values()
     assert (found.is_right, found.equals_exact, found.is_same) == (False, True, False)
-    assert found.text == " 00000"
+    assert found.text == "00000"
     for said, exact in ((right, wrong), (wrong, right)):
         (found,) = answers([task], [said], [exact], LETTERS).values()
         assert (found.equals_exact, found.is_same) == (False, False)
