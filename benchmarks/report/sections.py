@@ -54,6 +54,11 @@ SECTIONS: Mapping[str, Section] = {
         "16 streams decode; then a fresh long prompt comes, and a short one every half second. "
         "Ours keeps to an ITL budget meanwhile, which costs the long prompt time.",
     ),
+    "kv-interference-h200": Section(
+        "The same with tiers",
+        "Beside our exact mode in the same run: what tiers cost the long prompt, whose older blocks "
+        "every chunk restores.",
+    ),
     "kv-engine-h200": Section(
         "The engine with tiers",
         f"{LLAMA}, a [KV cache that ages](kv-tiers.md) with 4-bit cold tokens, beside our exact "
@@ -94,8 +99,12 @@ SECTIONS: Mapping[str, Section] = {
     "soak-cpu": Section(
         "Soak, on a CPU", "What random load must not do to an engine, however long."
     ),
+    "soak-tiers-h200": Section(
+        "Soak, with tiers, on a GPU",
+        "Beside another process on the same GPU; tokens age to 8-bit keys and 4-bit values.",
+    ),
     "soak-tiers-cpu": Section(
-        "Soak, with tiers",
+        "Soak, with tiers, on a CPU",
         "The same, while tokens age to 8-bit keys and 4-bit values.",
     ),
 }
