@@ -158,6 +158,10 @@ def tiered_skip_kernel(
             state = attend_quantised(
                 query, factor, state, arenas, tables, warm, head, kv_heads, WARM, FORM, WARM_STAGES
             )
+    # What was read beside far heavier blocks that were not is among what is LOST, and no divisor.
+    greatest, total, attended, zeros = state
+    is_lost = tl.sum(total, 1) < LOST / 2
+    state = (greatest, tl.where(is_lost[:, None], 0.0, total), attended, zeros)
     at = (run + row) * heads + head * group
     partial_ptr += at * SIZE
     partial_lse_ptr, partial_skipped_ptr = both_sums(partial_sums_ptr + at, records * heads)

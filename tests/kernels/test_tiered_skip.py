@@ -117,6 +117,23 @@ def test_masses_bound_blocks_that_float32_has_no_exponent_for() -> None:
     assert (came[3] >= right[3] - 0.5 * raised / math.log(2))[:, :, :6].all()
 
 
+@pytest.mark.parametrize("formats", FORMATS)
+def test_what_is_read_weighs_next_to_nothing_beside_what_is_skipped(formats: Formats) -> None:
+    """A block of all weight is skipped, and read after all; one is read at once, whose weight is
+    2^-138 of that."""
+    case = skipping(torch.tensor([[0, 448, 448, 448]]).int(), 1, 1, 64, formats)
+    case.query[:] *= 60
+    weights = expected(case, 0.0)[3][0, 0, :7, 0].double()
+    case.query[:] *= -138 / (weights.min() - weights.max())  # of which float32 has no inverse
+    for each in (case.skips, case.left_out):
+        each[0, 0, :7] = (weights > weights.min()).int()
+    out, lse, *_ = attended(case, 0.5, num_runs=1)
+    right = expected(case, 0.5)
+    assert out.isfinite().all()
+    torch.testing.assert_close(out.double(), right[0], rtol=1e-4, atol=0.02)
+    torch.testing.assert_close(lse.double(), right[1], rtol=1e-4, atol=0.02)
+
+
 def test_part_of_a_projection() -> None:
     case = skipping(bounds_of([200, 70]), 2, 4, 64, INT4)
     query = tokens_of(2, 9, 64, seed=9).transpose(0, 1)[:, 3:7]
