@@ -1,7 +1,7 @@
 """Certificates of the kernel against float64 on the cache as it is stored."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -17,6 +17,7 @@ from kernels.tiered_skip.rounding import SUM_ERROR
 ARITHMETIC = 2e-3
 FLOAT64 = 1e-9  # what this module's own arithmetic may, of scores of thousands
 MIN_SKIPPED = 0.3
+MAX_EXAMPLES = 8
 LN_2 = 0.6931471805599453
 
 
@@ -46,7 +47,7 @@ class Exact:
 class Tally:
     """checks: of a query with at least MIN_SKIPPED of its cold blocks skipped, its certificate.
     masses: of blocks. Violations, of all queries: a share of the softmax beyond it, an error beyond
-    it or beyond the kernel's arithmetic, a block beyond its mass."""
+    it or beyond the kernel's arithmetic, a block beyond its mass; `examples` of them."""
 
     checks: int = 0
     masses: int = 0
@@ -55,6 +56,7 @@ class Tally:
     masses_violated: int = 0
     launched: int = 0
     tightest: float = 0.0  # greatest share over what is certified
+    examples: list[dict[str, object]] = field(default_factory=list)
 
     @property
     def violations(self) -> int:
@@ -68,6 +70,7 @@ class Tally:
         self.masses_violated += other.masses_violated
         self.launched += other.launched
         self.tightest = max(self.tightest, other.tightest)
+        self.examples = (self.examples + other.examples)[:MAX_EXAMPLES]
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Launch:
     epsilon: float
     scale: float
     sequence: int = 0
+    words: str = ""  # what is hostile about it
 
     def certified(self) -> tuple[torch.Tensor, ...]:
         """out, lse, skipped, masses and left_out."""
@@ -135,21 +139,45 @@ class Launch:
         attended /= weights.sum(-1, keepdim=True)
         longest = self.exact.longest[:, None, None] * is_skipped
         certain = certified * (longest.amax(-1) + attended.norm(dim=-1))
-        is_off = (attended - exact).norm(dim=-1) > certain + FLOAT64
+        left_out_error = (attended - exact).norm(dim=-1)
         came = self._by_heads(out)
-        is_off |= ~((came - attended).norm(dim=-1) <= self._arithmetic(queries, came))
+        error, arithmetic = (came - attended).norm(dim=-1), self._arithmetic(queries, came)
+        is_off = (left_out_error > certain + FLOAT64) | ~(error <= arithmetic)
         raised = LN_2 * masses[:, :, :num_cold].permute(1, 0, 3, 2)
         is_heavier = ~(blocks.log() + whole <= raised)
         counts = is_skipped.double().mean(-1) >= MIN_SKIPPED
+        is_beyond = share > certified * (1 + FLOAT64)
+        figures = {
+            "share": share,
+            "certified": certified,
+            "error of what is left out": left_out_error,
+            "certain": certain,
+            "error": error,
+            "arithmetic": arithmetic,
+            "lse": self._by_heads(lse),
+            "lse of all": whole[..., 0],
+        }
         return Tally(
             checks=int(counts.sum()),
             masses=blocks.numel(),
-            shares_violated=int((share > certified * (1 + FLOAT64)).sum()),
+            shares_violated=int(is_beyond.sum()),
             errors_violated=int(is_off.sum()),
             masses_violated=int(is_heavier.sum()),
             launched=counts.numel(),
             tightest=float((share / certified).nan_to_num().masked_fill(~counts, 0.0).amax()),
+            examples=self._examples({"share": is_beyond, "error": is_off}, figures),
         )
+
+    def _examples(
+        self, violated: Mapping[str, torch.Tensor], figures: Mapping[str, torch.Tensor]
+    ) -> list[dict[str, object]]:
+        """One of each kind."""
+        return [
+            {"violated": kind, "of": self.words, "epsilon": self.epsilon}
+            | {name: str(float(each[tuple(where[0])])) for name, each in figures.items()}
+            for kind, is_violated in violated.items()
+            if len(where := is_violated.nonzero())
+        ]
 
     def _by_heads(self, each: torch.Tensor) -> torch.Tensor:
         """[num_queries, num_heads, ...] -> [num_kv_heads, num_queries, group, ...]."""

@@ -34,7 +34,8 @@ def hostile_launches(
                     for skips in _choices(stored, exact, query, generator):
                         epsilon = EPSILONS[nth % len(EPSILONS)]
                         scale = sharpness * size**-0.5
-                        yield Launch(stored, exact, query, skips, epsilon, scale)
+                        words = f"{kind}, {formats}, sharpness {sharpness:g}"
+                        yield Launch(stored, exact, query, skips, epsilon, scale, words=words)
 
 
 def _stored(

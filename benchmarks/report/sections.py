@@ -56,8 +56,8 @@ SECTIONS: Mapping[str, Section] = {
     ),
     "kv-interference-h200": Section(
         "The same with tiers",
-        "Beside our exact mode in the same run: what tiers cost the long prompt, whose older blocks "
-        "every chunk restores.",
+        "Beside our exact mode in the same run: what tiers cost the long prompt, of which every "
+        "chunk restores the older blocks.",
     ),
     "kv-engine-h200": Section(
         "The engine with tiers",

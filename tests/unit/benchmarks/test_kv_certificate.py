@@ -58,9 +58,12 @@ def test_a_lie_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
         "errors_violated": (out + 3, lse, skipped, masses, left_out),
         "masses_violated": (out, lse, skipped, masses - 1, left_out),
     }
+    shown = {"shares_violated": {"share"}, "errors_violated": {"error"}, "masses_violated": set()}
     for name, each in lies.items():
         monkeypatch.setattr(Launch, "certified", lambda _, each=each: each)
-        assert getattr(launch.tally(), name) > 0, name
+        tally = launch.tally()
+        assert getattr(tally, name) > 0, name
+        assert {each["violated"] for each in tally.examples} >= shown[name]
 
 
 def test_few_skipped_blocks_are_no_check() -> None:
