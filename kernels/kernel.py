@@ -23,6 +23,8 @@ from kernels.dependent_launch import FIRST_ARCH, wait_for_earlier_kernels
 LAUNCH_OPTIONS = ("num_warps", "num_stages")
 # Off, as it is in the interpreter and the references: a multiply and an add round twice everywhere.
 FP_FUSION = False
+# Of the models that are served; what is of others is compiled when it comes.
+SERVED = (torch.bfloat16,)
 TRITON_TYPES = {
     torch.float64: "fp64",
     torch.float32: "fp32",

@@ -6,9 +6,8 @@ What a row's sum is made of depends on the size alone, through BLOCK: never on t
 import triton
 import triton.language as tl
 
-from kernels.contract import FLOATS
 from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
-from kernels.kernel import kernel, variants
+from kernels.kernel import SERVED, kernel, variants
 from kernels.rms_norm.reference import CONTRACT, METAS, RESIDUAL_CONTRACT, RESIDUAL_METAS
 
 
@@ -20,7 +19,7 @@ def normed(wide, weight, size, eps):
     return (weight.to(tl.float32) * rounded.to(tl.float32)).to(weight.dtype)
 
 
-@kernel(contract=CONTRACT, variants=variants({"x": FLOATS}, METAS, unaligned_metas=METAS[-1:]))
+@kernel(contract=CONTRACT, variants=variants({"x": SERVED}, METAS, unaligned_metas=METAS[-1:]))
 def rms_norm_kernel(
     x_ptr,
     weight_ptr,
@@ -49,7 +48,7 @@ def rms_norm_kernel(
 
 @kernel(
     contract=RESIDUAL_CONTRACT,
-    variants=variants({"x": FLOATS}, RESIDUAL_METAS, unaligned_metas=RESIDUAL_METAS[-1:]),
+    variants=variants({"x": SERVED}, RESIDUAL_METAS, unaligned_metas=RESIDUAL_METAS[-1:]),
 )
 def rms_norm_residual_kernel(
     x_ptr,

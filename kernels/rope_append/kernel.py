@@ -2,14 +2,13 @@
 
 import triton.language as tl
 
-from kernels.contract import FLOATS
 from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
-from kernels.kernel import kernel, variants
+from kernels.kernel import SERVED, kernel, variants
 from kernels.rope_append.reference import CONTRACT, METAS
 from kernels.rotary.kernel import rotated
 
 
-@kernel(contract=CONTRACT, variants=variants({"query": FLOATS}, METAS, unaligned_metas=METAS[-1:]))
+@kernel(contract=CONTRACT, variants=variants({"query": SERVED}, METAS, unaligned_metas=METAS[-1:]))
 def rope_append_kernel(
     query_ptr,
     key_ptr,

@@ -4,7 +4,6 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
 from kernels.kernel import kernel, variants
 from kernels.rotary.reference import CONTRACT, METAS
 
@@ -45,8 +44,6 @@ def rotary_kernel(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    wait_for_earlier_kernels()
-    let_next_kernel_start()
     blocks = tl.cdiv(heads, HEADS)
     token = (tl.program_id(0) // blocks).to(tl.int64)
     head = tl.program_id(0) % blocks * HEADS + tl.arange(0, HEADS)[:, None]

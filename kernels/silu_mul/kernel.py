@@ -2,13 +2,12 @@
 
 import triton.language as tl
 
-from kernels.contract import FLOATS
 from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
-from kernels.kernel import kernel, variants
+from kernels.kernel import SERVED, kernel, variants
 from kernels.silu_mul.reference import CONTRACT, METAS
 
 
-@kernel(contract=CONTRACT, variants=variants({"gate_up": FLOATS}, METAS))
+@kernel(contract=CONTRACT, variants=variants({"gate_up": SERVED}, METAS))
 def silu_mul_kernel(
     gate_up_ptr, out_ptr, gate_up_stride, size, BLOCK: tl.constexpr, STREAM: tl.constexpr
 ):

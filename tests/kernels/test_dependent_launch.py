@@ -24,7 +24,6 @@ LOADS_BEFORE = {
     "rms_norm": 0,
     "rms_norm_residual": 0,
     "rope_append": 0,
-    "rotary": 0,
     "silu_mul": 0,
     "tiered_append": 0,
     "tiered_decode": 8,

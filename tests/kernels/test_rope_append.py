@@ -6,6 +6,7 @@ import torch
 
 from kernels.checked_interpreter import assert_equals_reference, checked
 from kernels.errors import ContractError, DeviceAssertion, DoubleStore
+from kernels.kernel import SERVED
 from kernels.kv_append.api import kv_append
 from kernels.launch import cdiv
 from kernels.rope_append import reference
@@ -214,7 +215,7 @@ def test_one_cache_for_both_is_refused() -> None:
         rope_append(*heads, *turns(1, 4, torch.float32), cache, cache, torch.tensor([0]))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", SERVED)
 @pytest.mark.parametrize("head_dim", [2, 64, 80, 128, 256])
 def test_every_launch_has_its_variant(head_dim: int, dtype: torch.dtype) -> None:
     caches = [torch.zeros(1, 4, 2, head_dim, dtype=dtype) for _ in "kv"]

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from kernels.checked_interpreter import assert_equals_reference, checked
+from kernels.kernel import SERVED
 from kernels.silu_mul import reference
 from kernels.silu_mul.api import silu_mul
 from tests.kernels.launches import assert_bundled
@@ -39,7 +40,7 @@ def test_a_product_that_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     gate_up = normal(3, 126)
 
     assert_equals_reference(silu_mul, reference.silu_mul, gate_up, rtol=1e-6, atol=1e-7)
-    assert_bundled(lambda: silu_mul(gate_up))
+    assert_bundled(lambda: silu_mul(gate_up.to(*SERVED)))
 
 
 def test_strided_rows() -> None:
@@ -73,7 +74,7 @@ def test_an_odd_width_is_refused() -> None:
         silu_mul(torch.zeros(1, 3))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", SERVED)
 @pytest.mark.parametrize("size", [1, 8, 1000, 14336])
 def test_every_launch_has_its_variant(size: int, dtype: torch.dtype) -> None:
     assert_bundled(lambda: silu_mul(torch.zeros(3, 2 * size, dtype=dtype)))
