@@ -22,6 +22,7 @@ from kernels.tiered_decode.tiles import (
     no_tiles,
     own_of_part,
     pair_of,
+    prefetch_slabs,
     slab_at,
     twice,
     values_of_bytes,
@@ -29,6 +30,25 @@ from kernels.tiered_decode.tiles import (
     weighed,
 )
 from kernels.tiered_plan import kernel as fields
+
+
+@triton.jit
+def begin_cold(
+    record_ptr, arenas, tables, head, kv_heads, FORMATS: tl.constexpr, SIZE: tl.constexpr
+):
+    """Where in its tables the cold blocks of a run's sequence begin, and which of them the run has:
+    (first, after the last). The first is under way when this returns, though the kernel before,
+    which stores no cold one, may not have ended."""
+    cold_start = tl.load(record_ptr + fields.SINK_SLABS)
+    first = tl.load(record_ptr + fields.FIRST_COLD)
+    last = tl.load(record_ptr + fields.LAST_COLD)
+    has_cold = first < last
+    at_key = tables[0] + cold_start + first * (FORMATS[0] // 4)
+    at_value = tables[1] + cold_start + first * (FORMATS[1] // 4)
+    key = tl.load(at_key, mask=has_cold, other=0)
+    value = tl.load(at_value, mask=has_cold, other=0)
+    prefetch_slabs(arenas, key, value, head, kv_heads, FORMATS[2], FORMATS[3], SIZE)
+    return cold_start, (first, last)
 
 
 @triton.jit

@@ -13,13 +13,12 @@ from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_ker
 from kernels.kernel import kernel, variants
 from kernels.tiered_decode import reference as decode
 from kernels.tiered_decode.kernel import store_attended
-from kernels.tiered_decode.tiers import attend_quantised, attend_tokens
+from kernels.tiered_decode.tiers import attend_quantised, attend_tokens, begin_cold
 from kernels.tiered_decode.tiles import (
     LEAST,
     WEIGHT,
     load_query,
     nothing_attended,
-    prefetch_slabs,
     unit_query,
 )
 from kernels.tiered_plan import kernel as fields
@@ -91,16 +90,9 @@ def tiered_skip_kernel(
     row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
     key_table = key_tables_ptr + row * max_key_slabs
     value_table = value_tables_ptr + row * max_value_slabs
-    cold_start = tl.load(record_ptr + fields.SINK_SLABS)
-    first_cold = tl.load(record_ptr + fields.FIRST_COLD)
-    last_cold = tl.load(record_ptr + fields.LAST_COLD)
-    # The first blocks are under way while the kernel before, which stores no cold one, ends.
-    has_cold = first_cold < last_cold
-    at_key = key_table + cold_start + first_cold * (KEY_BITS // 4)
-    at_value = value_table + cold_start + first_cold * (VALUE_BITS // 4)
-    first_keys = tl.load(at_key, mask=has_cold, other=0)
-    first_values = tl.load(at_value, mask=has_cold, other=0)
-    prefetch_slabs(arenas, first_keys, first_values, head, kv_heads, KEY_GRAIN, VALUE_GRAIN, SIZE)
+    COLD: tl.constexpr = (KEY_BITS, VALUE_BITS, KEY_GRAIN, VALUE_GRAIN)
+    tables = (key_table, value_table)
+    cold_start, cold = begin_cold(record_ptr, arenas, tables, head, kv_heads, COLD, SIZE)
     wait_for_earlier_kernels()
     let_next_kernel_start()
     if run == fields.NO_RUN:
@@ -123,12 +115,10 @@ def tiered_skip_kernel(
     raised = raised_by(query, scale * LOG2_E, reach, ROWS)
     query, unit = unit_query(query, SIZE // 2, ROWS, 1)
     factor = unit * (scale * LOG2_E)
-    COLD: tl.constexpr = (KEY_BITS, VALUE_BITS, KEY_GRAIN, VALUE_GRAIN)
     WARM: tl.constexpr = (8, 8, KEY_GRAIN, VALUE_GRAIN)
     tables = (key_table + cold_start, value_table + cold_start)
-    cold = (first_cold, last_cold)
     own = (row * kv_heads + head) * blocks
-    tl.device_assert(last_cold <= blocks, "blocks that skips have no place for")
+    tl.device_assert(cold[1] <= blocks, "blocks that skips have no place for")
     raised -= WEIGHT
     skipping = (skips_ptr + own, masses_ptr + own * group, group, raised)
     state, skipped, any_skipped = attend_unskipped(
