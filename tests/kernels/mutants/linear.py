@@ -137,7 +137,7 @@ MUTANTS = {
         few("int32 rows", "row.to(tl.int64) * x_stride", "row * x_stride", DeviceAssertion,
             "int32 overflows in mul"),
         few("every part the first", "[:, None] * TILE", "[:, None] * 0", DIFFERS),
-        few("parts that overlap", "range(0, in_size, PARTS * TILE)", "range(0, in_size, TILE)", DIFFERS),
+        few("parts that overlap", "(0, in_size, PARTS * TILE)", "(0, in_size, TILE)", DIFFERS),
         few("the last parts alone", "tl.dot(weight, x, sums)", "tl.dot(weight, x)", DIFFERS),
         few("the greatest part", "tl.sum(sums, axis=0)", "tl.max(sums, axis=0)", DIFFERS),
         Mutant("no bias", " + bias.to(tl.float32)[:, None]", "", DIFFERS),
