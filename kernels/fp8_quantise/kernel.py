@@ -4,12 +4,11 @@ Rounded by integer arithmetic, and stored as bytes: alike on every GPU (sm_80 ha
 and in the interpreter.
 """
 
-import torch
 import triton
 import triton.language as tl
 
 from kernels.fp8_quantise.reference import CONTRACT, METAS
-from kernels.kernel import kernel, variants
+from kernels.kernel import SERVED, kernel, variants
 
 
 @triton.jit
@@ -27,7 +26,7 @@ def fp8_bits(x):
     return magnitude | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)
 
 
-@kernel(contract=CONTRACT, variants=variants({"x": (torch.bfloat16,)}, METAS, aligned=(True,)))
+@kernel(contract=CONTRACT, variants=variants({"x": SERVED}, METAS, aligned=(True,)))
 def fp8_quantise_kernel(x_ptr, out_ptr, scales_ptr, x_stride, size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)

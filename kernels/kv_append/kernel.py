@@ -1,17 +1,16 @@
 """A program appends some heads of one token, key and value together."""
 
-import torch
 import triton.language as tl
 
 from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
-from kernels.kernel import kernel, variants
+from kernels.kernel import SERVED, kernel, variants
 from kernels.kv_append.reference import CONTRACT, METAS
 
 
 # Steps call rope_append; this is for tools, which compile other dtypes when they come.
 @kernel(
     contract=CONTRACT,
-    variants=variants({"key": [torch.bfloat16]}, METAS, unaligned_metas=METAS[-1:]),
+    variants=variants({"key": SERVED}, METAS, unaligned_metas=METAS[-1:]),
 )
 def kv_append_kernel(
     key_ptr,

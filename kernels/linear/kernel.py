@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
-from kernels.kernel import kernel, variants
+from kernels.kernel import SERVED, kernel, variants
 from kernels.linear.reference import (
     FEW_ROWS_CONTRACT,
     FEW_ROWS_METAS,
@@ -29,12 +29,12 @@ from kernels.prefetch import LINE_BYTES, prefetch_lines
 
 def forms(metas):
     """Of the models that are served; another one is compiled when it is asked for."""
-    return variants({"x": (torch.bfloat16,)}, metas, aligned=(True,))
+    return variants({"x": SERVED}, metas, aligned=(True,))
 
 
 def linear_forms(metas):
     """Of layers, and of an output matrix, whose products stay float32."""
-    dtypes = {"x": (torch.bfloat16,), "out": (torch.bfloat16, torch.float32)}
+    dtypes = {"x": SERVED, "out": (*SERVED, torch.float32)}
     return variants(dtypes, metas, aligned=(True,))
 
 

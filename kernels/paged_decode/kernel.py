@@ -4,13 +4,12 @@ in tiles within a block of the cache; a second kernel merges the splits.
 Scores are kept times log2(e), for exp2. A split's tiles are a matter of its own context's length.
 """
 
-import torch
 import triton
 import triton.language as tl
 
 from kernels.contract import Contract
 from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
-from kernels.kernel import Variant, kernel, variants
+from kernels.kernel import SERVED, Variant, kernel, variants
 from kernels.paged_decode import reference
 from kernels.paged_decode.reference import (
     CONTRACT,
@@ -41,7 +40,7 @@ def forms(contract: Contract) -> list[Variant]:
     """Of the models that are served; others are compiled when they come. An unaligned launch is
     refused."""
     metas = [launched(meta) for meta in METAS if meta["BLOCK"] <= SERVED_HEAD_DIM]
-    return variants({"query": [torch.bfloat16]}, metas, aligned=[True])(contract)
+    return variants({"query": SERVED}, metas, aligned=[True])(contract)
 
 
 @kernel(contract=CONTRACT, variants=forms)
@@ -142,9 +141,7 @@ def paged_decode_kernel(
 
 @kernel(
     contract=MERGE_CONTRACT,
-    variants=variants(
-        {"out": [torch.bfloat16]}, [MERGE_META_OF_FEW, MERGE_META_OF_MANY], aligned=[True]
-    ),
+    variants=variants({"out": SERVED}, [MERGE_META_OF_FEW, MERGE_META_OF_MANY], aligned=[True]),
 )
 def paged_decode_merge_kernel(
     partial_ptr,

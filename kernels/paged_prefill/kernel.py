@@ -10,11 +10,10 @@ rows, and a kernel of its own merges what each of them made, by the logarithms, 
 sums of the exponentials. How many programs they are changes a row's bits.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from kernels.kernel import Variants, kernel, variants
+from kernels.kernel import SERVED, Variants, kernel, variants
 from kernels.paged_prefill.reference import (
     BLOCK_SIZE,
     CONTRACT,
@@ -28,7 +27,7 @@ from kernels.paged_prefill.reference import (
 def bundled(*windowed: int) -> Variants:
     """Of the models that are served; another one is compiled when it is asked for."""
     metas = [{**meta, "WINDOWED": each} for meta in METAS[:2] for each in windowed]
-    return variants({"query": (torch.bfloat16,)}, metas, aligned=(True,))
+    return variants({"query": SERVED}, metas, aligned=(True,))
 
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -283,7 +282,7 @@ def paged_prefill_split_kernel(
 
 @kernel(
     contract=MERGE_CONTRACT,
-    variants=variants({"out": (torch.bfloat16,)}, [MERGE_META], aligned=(True,)),
+    variants=variants({"out": SERVED}, [MERGE_META], aligned=(True,)),
 )
 def paged_prefill_merge_kernel(
     partial_ptr,

@@ -1,10 +1,9 @@
 """A program turns some heads of one token: its cosines and sines are read once for all of them."""
 
-import torch
 import triton
 import triton.language as tl
 
-from kernels.kernel import kernel, variants
+from kernels.kernel import SERVED, kernel, variants
 from kernels.rotary.reference import CONTRACT, METAS
 
 
@@ -29,9 +28,7 @@ def rotated(x_ptr, cos_ptr, sin_ptr, offsets, columns, half, mask, is_column):
 
 
 # Steps call rope_append; this is for tools, which compile other dtypes when they come.
-@kernel(
-    contract=CONTRACT, variants=variants({"x": [torch.bfloat16]}, METAS, unaligned_metas=METAS[-1:])
-)
+@kernel(contract=CONTRACT, variants=variants({"x": SERVED}, METAS, unaligned_metas=METAS[-1:]))
 def rotary_kernel(
     x_ptr,
     cos_ptr,

@@ -4,12 +4,11 @@ the queries of one KV head; a second kernel merges what was found of a sequence.
 Scores are kept times log2(e), for exp2.
 """
 
-import torch
 import triton
 import triton.language as tl
 
 from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
-from kernels.kernel import kernel, variants
+from kernels.kernel import SERVED, kernel, variants
 from kernels.tiered_decode import reference
 from kernels.tiered_decode.reference import CONTRACT, MERGE_CONTRACT
 from kernels.tiered_decode.tiers import attend_quantised, attend_tokens, begin_cold
@@ -174,7 +173,7 @@ def tiered_decode_kernel(
 
 @kernel(
     contract=MERGE_CONTRACT,
-    variants=variants({"out": [torch.bfloat16]}, reference.SERVED_MERGE_METAS, aligned=[True]),
+    variants=variants({"out": SERVED}, reference.SERVED_MERGE_METAS, aligned=[True]),
 )
 def tiered_decode_merge_kernel(
     partial_ptr,

@@ -5,12 +5,11 @@ that; a third kernel merges both.
 Scores are kept times log2(e), for exp2.
 """
 
-import torch
 import triton
 import triton.language as tl
 
 from kernels.dependent_launch import let_next_kernel_start, wait_for_earlier_kernels
-from kernels.kernel import kernel, variants
+from kernels.kernel import SERVED, kernel, variants
 from kernels.tiered_decode import reference as decode
 from kernels.tiered_decode.kernel import store_attended
 from kernels.tiered_decode.tiers import attend_quantised, attend_tokens, begin_cold
@@ -298,7 +297,7 @@ def merge_splits(
 
 @kernel(
     contract=MERGE_CONTRACT,
-    variants=variants({"out": [torch.bfloat16]}, [reference.SERVED_MERGE_META], aligned=[True]),
+    variants=variants({"out": SERVED}, [reference.SERVED_MERGE_META], aligned=[True]),
 )
 def tiered_skip_merge_kernel(
     partial_ptr,
