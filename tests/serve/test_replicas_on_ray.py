@@ -178,12 +178,12 @@ async def test_an_unknown_generation_is_not_found_anywhere(backend):
 
 async def test_the_death_of_a_replica_ends_its_generations_and_no_other(engines, backend):
     rank_pids = await engines.broadcast("rank_pids").results_async()
-    asked = [request(prompt_of(500 + n, 70), max_tokens=3000) for n in range(8)]
+    asked = [request(prompt_of(500 + n, 70), max_tokens=1500) for n in range(8)]
     await asyncio.gather(*(backend.submit(each) for each in asked))
     readers = [asyncio.create_task(read(backend, each.request_id)) for each in asked]
     homes = await asyncio.gather(*(replica_of(engines, each.request_id) for each in asked))
     psutil.Process(rank_pids[0][0]).kill()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         ends = await asyncio.gather(*readers, return_exceptions=True)
     died = {home for home, end in zip(homes, ends, strict=True) if isinstance(end, Exception)}
     assert len(died) == 1 < len(set(homes))
@@ -191,7 +191,7 @@ async def test_the_death_of_a_replica_ends_its_generations_and_no_other(engines,
         if home in died:
             assert isinstance(end, BackendUnavailable | BackendError)
         else:
-            assert end[-1].usage.completion_tokens == 3000
+            assert end[-1].usage.completion_tokens == 1500
     new = [ask(backend, prompt_of(600 + n, 70)) for n in range(8)]  # the dead one is still listed
     assert [usage.completion_tokens for usage in await asyncio.gather(*new)] == [4] * 8
     await until_replaced(engines, rank_pids)
