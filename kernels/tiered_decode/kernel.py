@@ -131,7 +131,6 @@ def tiered_decode_kernel(
     if tl.load(record_ptr + fields.FIRST_TOKEN_SLAB) < tl.load(record_ptr + fields.LAST_TOKEN_SLAB):
         query = load_query(queries, rows, first_row, SIZE // PARTS, PARTS, ROWS, QUERY_LEN)
         factor = tl.full((ROWS,), 1.0, tl.float32) * (scale * LOG2_E)
-        tables = (key_table, value_table)
         state = attend_tokens(
             query,
             factor,

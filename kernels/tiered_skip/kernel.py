@@ -105,7 +105,6 @@ def tiered_skip_kernel(
     if tl.load(record_ptr + fields.FIRST_TOKEN_SLAB) < tl.load(record_ptr + fields.LAST_TOKEN_SLAB):
         query = load_query(queries, group, 0, SIZE, 1, ROWS, 1)
         factor = tl.full((ROWS,), 1.0, tl.float32) * (scale * LOG2_E)
-        tables = (key_table, value_table)
         state = attend_tokens(
             query, factor, state, arenas, tables, record_ptr, 0, head, kv_heads, FORM, 1, STAGES
         )

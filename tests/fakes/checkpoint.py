@@ -17,18 +17,9 @@ def tiny_checkpoint(
     **save: object,
 ) -> Path:
     """A random two-layer Llama over the 256 bytes; `save` goes to save_pretrained."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=max_position_embeddings,
-        eos_token_id=0,
-    )
+    config = two_layers(max_position_embeddings=max_position_embeddings, eos_token_id=0)
     torch.manual_seed(0)
     LlamaForCausalLM(config).to(dtype).save_pretrained(folder, **save)
     byte_tokenizer().save_pretrained(folder)
@@ -48,17 +39,25 @@ def byte_tokenizer():
     return fast
 
 
-def byte_llama(folder: Path, *, head_dim: int, max_position_embeddings: int) -> Path:
-    """A Hugging Face folder of two layers with random weights, whose tokens are bytes."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def two_layers(**more):
+    from transformers import LlamaConfig
 
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=256,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        **more,
+    )
+
+
+def byte_llama(folder: Path, *, head_dim: int, max_position_embeddings: int) -> Path:
+    """A Hugging Face folder of two layers with random weights, whose tokens are bytes."""
+    from transformers import LlamaForCausalLM
+
+    config = two_layers(
         head_dim=head_dim,
         max_position_embeddings=max_position_embeddings,
         initializer_range=0.3,
