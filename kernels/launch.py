@@ -58,6 +58,15 @@ def cdiv(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
+@cache
+def num_sms(device: torch.device, without_a_gpu: int) -> int:
+    """How many multiprocessors run the programs of a launch; of a CPU, that interprets them, so
+    many as it is told."""
+    if device.type != "cuda":
+        return without_a_gpu
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def runs_kernels(tensor: torch.Tensor) -> bool:
     """Whether an op runs its kernel on this tensor; if not, it computes its reference."""
     return tensor.is_cuda or _way.get() is not None

@@ -7,7 +7,7 @@ benchmarks/results/engine-exact-h200.json. Of a prompt of 8K ours makes 495 TFLO
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -18,9 +18,13 @@ import torch
 from engine.errors import EngineError
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.triton_attention import PagedRows, TritonAttention
+from kernels.launch import cdiv, num_sms
 
 MODULE = "vllm.vllm_flash_attn"
 VERSION = 3
+TILE_ROWS = 128  # rows of a tile: query heads of one KV head, times tokens
+NUM_SMS_WITHOUT_A_GPU = 132
+LEAST_SPLIT_TOKENS = 1024  # of a context, below which a merge costs more than it brings
 DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -47,6 +51,7 @@ class VllmFlashAttention(TritonAttention):
                     "attention_backend triton"
                 )
             self._flash = module.flash_attn_varlen_func
+            self._num_sms = num_sms(kv.device, NUM_SMS_WITHOUT_A_GPU)
 
     def place_chunks(self, chunks: PagedRows) -> PagedRows:
         if self._flash is None:
@@ -58,20 +63,35 @@ class VllmFlashAttention(TritonAttention):
         if self._flash is None:
             return super().attend_chunks(layer, query, chunks)
         window = self._windows[layer]
+        max_context_len = chunks.block_tables.shape[1] * self._kv.block_size
+        num_heads, num_kv_heads = query.shape[1], self._kv.block_shape[-2]
+        rows = [length * num_heads // num_kv_heads for length in chunks.query_lens]
         return self._flash(
             q=query[chunks.rows],
             k=self._kv.keys[layer],
             v=self._kv.values[layer],
-            max_seqlen_q=chunks.max_query_len,
+            max_seqlen_q=max(chunks.query_lens),
             cu_seqlens_q=chunks.query_starts,
-            max_seqlen_k=chunks.block_tables.shape[1] * self._kv.block_size,
+            max_seqlen_k=max_context_len,
             seqused_k=chunks.context_lens,
             block_table=chunks.block_tables,
             softmax_scale=self._scale,
             causal=True,
             window_size=None if window is None else [window - 1, 0],
+            num_splits=num_splits(rows, num_kv_heads, max_context_len, self._num_sms),
             fa_version=VERSION,
         )
+
+
+def num_splits(rows: Sequence[int], num_kv_heads: int, max_context_len: int, num_sms: int) -> int:
+    """Into how many parts a context is cut at most: as many as run at once beside each other. One
+    wave, for one and a little takes the time of two: of 384 tokens of a Llama 3.1 8B at 64K, 96
+    tiles on 132 SMs, an H200 makes 593 TFLOP/s whole and 429 as FlashAttention cuts them itself.
+
+    rows: of each chunk, those that share a KV head.
+    """
+    num_tiles = num_kv_heads * sum(cdiv(each, TILE_ROWS) for each in rows)
+    return max(1, min(num_sms // num_tiles, max_context_len // LEAST_SPLIT_TOKENS))
 
 
 @cache

@@ -146,7 +146,7 @@ class _Pages:
             torch.from_numpy(tables),
             torch.tensor(self._context_lens),
             torch.from_numpy((starts - starts[0]).astype(np.int32)),
-            int(np.diff(starts).max()),
+            tuple(np.diff(starts).tolist()),
         )
         return PagedPrompts(restored, _joined(self._tails), rows)
 

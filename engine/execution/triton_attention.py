@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -32,13 +33,14 @@ class PagedRows:
 
     block_tables [num_sequences, max_num_blocks] and context_lens [num_sequences] int64;
     query_starts [num_sequences + 1] int32: where chunks begin among these rows; None of tokens.
+    query_lens: of the chunks; none of tokens.
     """
 
     rows: slice
     block_tables: torch.Tensor
     context_lens: torch.Tensor
-    query_starts: torch.Tensor | None
-    max_query_len: int
+    query_starts: torch.Tensor | None = None
+    query_lens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class PagedTables:
 
     def record(self, size: int, recorder: Recorder) -> tuple[PagedRows, Callable[[], None]]:
         rows = slice(0, size)
-        decodes = PagedRows(rows, self._tables[rows], self._context_lens[rows], None, 1)
+        decodes = PagedRows(rows, self._tables[rows], self._context_lens[rows])
         return decodes, lambda: None
 
     def place(self, decodes: PagedRows) -> int:
@@ -151,7 +153,7 @@ class TritonAttention:
         blocks = block_tables.gather(1, (positions.clamp_min(0) // BLOCK_SIZE)[:, None])[:, 0]
         places = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
         slot_mapping = torch.where(positions < 0, -1, places)
-        decodes = PagedRows(slice(0, len(positions)), block_tables, positions + 1, None, 1)
+        decodes = PagedRows(slice(0, len(positions)), block_tables, positions + 1)
         return PagedMetadata(slot_mapping, decodes, None)
 
     def place_chunks(self, chunks: PagedRows) -> PagedRows:
@@ -258,7 +260,7 @@ class TritonAttention:
             chunks.context_lens,
             self._scale,
             self._windows[layer],
-            chunks.max_query_len,
+            max(chunks.query_lens),
             deterministic=self._deterministic,
         )
 
@@ -269,13 +271,12 @@ def _rows_of(spans: Items[QuerySpan]) -> PagedRows | None:
         return None
     width = max(span.block_tables.shape[1] for span in spans)
     tables = [F.pad(each.block_tables, (0, width - each.block_tables.shape[1])) for each in spans]
-    starts = [0]
-    for span in spans:
-        starts += [starts[-1] + span.query_len * each for each in range(1, span.num_sequences + 1)]
+    lens = [span.query_len for span in spans for _ in range(span.num_sequences)]
+    starts = [0, *itertools.accumulate(lens)]
     return PagedRows(
         slice(spans[0].rows.start, spans[-1].rows.stop),
         torch.cat(tables),
         torch.cat([span.context_lens for span in spans]),
         upload(starts, tables[0].device, torch.int32),
-        max(span.query_len for span in spans),
+        tuple(lens),
     )

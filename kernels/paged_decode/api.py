@@ -1,11 +1,9 @@
 """Entry points of the op."""
 
-from functools import cache
-
 import torch
 
 from kernels.errors import ContractError
-from kernels.launch import Launcher, cdiv, runs_kernels
+from kernels.launch import Launcher, cdiv, num_sms, runs_kernels
 from kernels.metas import Meta, narrowest
 from kernels.paged_decode import reference
 from kernels.paged_decode.splits import Splits, fitting_splits, fixed_splits
@@ -148,12 +146,5 @@ def _splits(
 ) -> Splits:
     if deterministic:
         return fixed_splits(max_tokens, meta["TILE"])
-    max_programs = _num_sms(device) * meta["programs_per_sm"]
+    max_programs = num_sms(device, NUM_SMS_WITHOUT_A_GPU) * meta["programs_per_sm"]
     return fitting_splits(max_tokens, meta["TILE"], num_rows, max_programs)
-
-
-@cache
-def _num_sms(device: torch.device) -> int:
-    if device.type != "cuda":
-        return NUM_SMS_WITHOUT_A_GPU
-    return torch.cuda.get_device_properties(device).multi_processor_count

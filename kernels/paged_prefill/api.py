@@ -1,12 +1,11 @@
 """Entry point of the op."""
 
-from functools import cache
 from typing import Any
 
 import torch
 
 from kernels.bundle.driver import Grid
-from kernels.launch import Launcher, cdiv, runs_kernels
+from kernels.launch import Launcher, cdiv, num_sms, runs_kernels
 from kernels.metas import narrowest
 from kernels.paged_prefill import reference
 from kernels.paged_prefill.reference import BLOCK_SIZE
@@ -86,7 +85,7 @@ def _splits(
     seen = max_blocks * BLOCK_SIZE
     if window is not None:
         seen = min(seen, window + cdiv(rows, group))
-    max_programs = PROGRAMS_PER_SM * _num_sms(query.device)
+    max_programs = PROGRAMS_PER_SM * num_sms(query.device, NUM_SMS_WITHOUT_A_GPU)
     return fitting_splits(seen, kv_heads * tiles_with_rows, max_programs)
 
 
@@ -108,10 +107,3 @@ def _attend_in_splits(
     merge = reference.MERGE_META
     grid = (num_tokens * num_heads, cdiv(head_dim, merge["COLUMNS"]), 1)
     _launch_merge(grid, partial, partial_lse, out, splits, head_dim, **merge)
-
-
-@cache
-def _num_sms(device: torch.device) -> int:
-    if device.type != "cuda":
-        return NUM_SMS_WITHOUT_A_GPU
-    return torch.cuda.get_device_properties(device).multi_processor_count

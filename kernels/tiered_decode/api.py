@@ -1,12 +1,10 @@
 """Entry points of the op."""
 
-from functools import cache
-
 import torch
 
 from kernels.errors import ContractError
 from kernels.kv_quantise.grains import by_grains
-from kernels.launch import Launcher, cdiv
+from kernels.launch import Launcher, cdiv, num_sms
 from kernels.tiered_decode import reference
 from kernels.tiered_decode.reference import Slabs
 from kernels.tiered_plan.reference import Formats
@@ -30,7 +28,7 @@ def num_runs_of(
     is_wide = size == reference.WIDE
     per_sm = reference.WIDE_PROGRAMS_PER_SM if is_wide else reference.PROGRAMS_PER_SM
     programs = num_kv_heads * reference.programs_of(num_heads // num_kv_heads, query_len, size)
-    return max(1, _num_sms(device) * per_sm // programs)
+    return max(1, num_sms(device, NUM_SMS_WITHOUT_A_GPU) * per_sm // programs)
 
 
 def tiered_decode(
@@ -135,10 +133,3 @@ def _by_grains(slabs: Slabs, formats: Formats) -> Slabs:
         keys=by_grains("tiered_decode", "key_meta", keys, key_meta, formats.key_bits),
         values=by_grains("tiered_decode", "value_meta", values, value_meta, formats.value_bits),
     )
-
-
-@cache
-def _num_sms(device: torch.device) -> int:
-    if device.type != "cuda":
-        return NUM_SMS_WITHOUT_A_GPU
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -13,7 +13,12 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from engine.execution.backends import attention_backend
-from engine.execution.flash_attention import MODULE, VllmFlashAttention, find_flash_attention
+from engine.execution.flash_attention import (
+    MODULE,
+    VllmFlashAttention,
+    find_flash_attention,
+    num_splits,
+)
 from engine.execution.inputs import build_inputs
 from engine.execution.kv_tensors import KVTensors
 from engine.execution.triton_attention import TritonAttention
@@ -37,6 +42,7 @@ def fake_flash_attention(calls: list[int], is_supported: bool = True) -> ModuleT
         softmax_scale: float,
         causal: bool,
         window_size: list[int] | None,
+        num_splits: int,
         fa_version: int,
     ) -> torch.Tensor:
         assert (causal, fa_version) == (True, 3)
@@ -44,6 +50,7 @@ def fake_flash_attention(calls: list[int], is_supported: bool = True) -> ModuleT
         assert {cu_seqlens_q.dtype, seqused_k.dtype, block_table.dtype} == {torch.int32}
         assert max_seqlen_q >= int(cu_seqlens_q.diff().max())
         assert max_seqlen_k >= int(seqused_k.max())
+        assert num_splits >= 1
         window = None
         if window_size is not None:
             assert window_size[1] == 0
@@ -107,6 +114,27 @@ def test_chunks_go_to_flash_attention_and_nothing_else(monkeypatch: pytest.Monke
     assert calls == [79] * (len(WINDOWS) - 1), "the last layer attends for single tokens alone"
     for one, other in zip(ours, attended(TritonAttention, torch.bfloat16), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "context_len", "expected"),
+    [
+        ([128], 65536, 4),
+        ([160], 65536, 3),
+        ([256], 65536, 2),
+        ([384], 65536, 1),  # 96 tiles on 132 SMs
+        ([16384], 65536, 1),
+        ([128, 64], 65536, 2),
+        ([1], 65536, 16),
+        ([128], 2048, 2),
+        ([128], 200, 1),
+    ],
+)
+def test_a_context_is_cut_into_what_runs_at_once(
+    query_lens: list[int], context_len: int, expected: int
+) -> None:
+    rows = [4 * query_len for query_len in query_lens]  # of heads like a Llama 3.1 8B's
+    assert num_splits(rows, 8, context_len, 132) == expected
 
 
 def test_float32_goes_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def test_a_block_demoted_between_two_cells_is_there_as_both_see_it() -> None:
     assert prompts.rows.block_tables.tolist() == [[0, 1, 4, 5, 6, 7, 0], [0, 1, 2, 3, 6, 7, 8]]
     assert prompts.rows.context_lens.tolist() == [384, 400]
     assert prompts.rows.query_starts.tolist() == [0, 54, 70]
-    assert (prompts.rows.rows, prompts.rows.max_query_len) == (slice(5, 75), 54)
+    assert (prompts.rows.rows, prompts.rows.query_lens) == (slice(5, 75), (54, 16))
     assert prompts.tails.tolist() == [8 * 64 + token for token in range(16, 64)]
     keys = {place[1:]: s for place, s in sources_of(prompts).items() if place[0] is Part.KEYS}
     assert keys == {

@@ -162,7 +162,7 @@ def test_a_long_context_is_split_unless_bits_must_not_change(deterministic: bool
     attention = TritonAttention(kv, [None], 1.0, deterministic=deterministic)
     tables, lens = torch.zeros(1, 64, dtype=torch.int64), torch.tensor([64 * 64])
     starts = torch.tensor([0, 2], dtype=torch.int32)
-    chunks = PagedRows(slice(0, 2), tables, lens, starts, max_query_len=2)
+    chunks = PagedRows(slice(0, 2), tables, lens, starts, (2,))
     metadata = PagedMetadata(torch.tensor([62, 63]), None, chunks)
     heads = torch.zeros(2, 1, 16)
 
