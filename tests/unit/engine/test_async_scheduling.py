@@ -176,7 +176,7 @@ def test_recorded_steps_give_the_same_tokens(
 
 
 @pytest.mark.parametrize(
-    ("most", "sizes"), [(1, [16]), (16, [16]), (48, [64, 32, 16]), (100, [128, 64, 32, 16])]
+    ("most", "sizes"), [(1, [16]), (16, [16]), (48, [64, 32, 16]), (100, [128, 96, 64, 32, 16])]
 )
 def test_layers_are_recorded_from_the_largest_down(most: int, sizes: list[int]) -> None:
     assert layer_sizes(most) == sizes
