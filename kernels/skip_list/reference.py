@@ -2,8 +2,9 @@
 
 A block's share is what it weighs over what a head attended to; of a KV head the greatest of its
 queries'. Skipped are all blocks of a share of at most 2^t, for the greatest t at which the skipped
-shares of no query add up to more than the budget; t is found by halving, to 2^-8. Nothing depends
-on that choice but how much is read: `tiered_skip` certifies what it then skips, whatever it is.
+shares of no query add up to more than the budget: between the budget over the number of blocks,
+where they surely do not, and the budget, found by halving. Nothing depends on that choice but how
+much is read: `tiered_skip` certifies what it then skips, whatever it is.
 """
 
 import math
@@ -27,17 +28,19 @@ CONTRACT = Contract(
     group=Count("group"),
     budget=Scalar(float, 0.0),
 )
-LEAST, GREATEST = -48.0, 0.0  # logarithms to base 2 of shares
-NUM_HALVINGS = 14
+NUM_HALVINGS = 8  # of the logarithm of the number of blocks: of 512 to 0.035, to base 2
+BLOCKS, TILE = 512, 128  # that stay in registers; that are read together of those beyond
+ROWS_OF_A_WARP = 4
 
 
 def meta_of(formats: Formats, group: int) -> dict[str, int]:
     """What the kernel is launched with. Raises ContractError."""
-    form = {"VALUE_BITS": formats.value_bits, "ROWS": rows_of(group)}
-    return form | {"BLOCKS": 256, "num_warps": 4}
+    rows = min(rows_of(group), 1 << (group - 1).bit_length())
+    form = {"VALUE_BITS": formats.value_bits, "ROWS": rows, "BLOCKS": BLOCKS, "TILE": TILE}
+    return form | {"num_warps": max(1, rows // ROWS_OF_A_WARP)}
 
 
-SERVED_META = meta_of(SERVED_FORMATS, 8)
+SERVED_METAS = [meta_of(SERVED_FORMATS, group) for group in (4, 8)]
 
 
 def skip_list(
@@ -59,8 +62,8 @@ def skip_list(
     sums = lse.double().view(num_rows, num_kv_heads, 1, group) / math.log(2)
     shares = (masses.double() - sums).masked_fill(~is_block[..., None], float("-inf"))
     greatest = shares.amax(-1)
-    low = torch.full((num_rows, num_kv_heads, 1), LEAST, dtype=torch.float64, device=lse.device)
-    high = torch.full_like(low, GREATEST)
+    high = torch.full_like(greatest[..., :1], budget).log2()
+    low = high - num_cold.clamp(min=1).log2()[:, None, None]
     for _ in range(NUM_HALVINGS):
         middle = (low + high) / 2
         chosen = shares.exp2().masked_fill((greatest > middle)[..., None], 0.0)

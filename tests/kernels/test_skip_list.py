@@ -12,6 +12,7 @@ from tests.kernels.launches import assert_bundled
 from tests.kernels.mutants.skip_list import weighed
 
 BOUNDS = torch.tensor([[64, 64 * 300, 64 * 303, 64 * 305], [0, 0, 0, 7], [0, 64, 192, 200]]).int()
+LONG = torch.tensor([[0, 64 * 640, 64 * 641, 64 * 642], [64, 64 * 530, 64 * 531, 64 * 540]]).int()
 
 
 @pytest.mark.parametrize("formats", FORMATS)
@@ -19,6 +20,13 @@ BOUNDS = torch.tensor([[64, 64 * 300, 64 * 303, 64 * 305], [0, 0, 0, 7], [0, 64,
 def test_equals_its_reference(group: int, formats: object) -> None:
     masses, lse = weighed(2 * len(BOUNDS), 2, 305, group)
     assert_equals_reference(skip_list, reference.skip_list, masses, lse, BOUNDS, formats, 0.02)
+
+
+@pytest.mark.parametrize("group", [1, 2, 16])
+def test_more_blocks_than_stay_in_registers(group: int) -> None:
+    masses, lse = weighed(len(LONG), 1, 700, group)
+    arguments = masses, lse + 2, LONG, SERVED_FORMATS, 0.02
+    assert_equals_reference(skip_list, reference.skip_list, *arguments)
 
 
 @pytest.mark.parametrize("budget", [0.0, 1e-3, 0.03, 0.5])
@@ -38,7 +46,7 @@ def test_the_lightest_blocks_within_the_budget(budget: float) -> None:
             greatest = own.amax(1)
             lightest = greatest[~chosen].min()
             assert (greatest[chosen] <= lightest).all()
-            more = greatest <= lightest * 2**0.01
+            more = greatest <= lightest * num_cold ** (2**-reference.NUM_HALVINGS)
             assert (own[more].sum(0) > budget).any()
 
 
