@@ -109,18 +109,18 @@ def _attend(
 
     partial = query.new_empty(num_sequences, heads, splits.count, head_dim, dtype=torch.float32)
     partial_lse = partial.new_empty(partial.shape[:3])
+    results = query.new_empty(query.shape), partial.new_empty(query.shape[:2])
     grid = (grid_rows, splits.count, num_sequences)
-    arguments = (*tensors, partial, partial_lse, *steps, splits.count, scale, *cut)
+    arguments = (*tensors, partial, partial_lse, *results, *steps, splits.count, scale, *cut)
     _launch(grid, *arguments, **reference.launched(meta))
-
-    out, lse = query.new_empty(query.shape), partial.new_empty(query.shape[:2])
-    # By `most`, which of fixed splits is a constant: the order of a sum is part of its bits.
-    is_few = splits.most <= reference.FEW_SPLITS
-    merge = reference.MERGE_META_OF_FEW if is_few else reference.MERGE_META_OF_MANY
-    grid = (num_sequences * heads, cdiv(head_dim, merge["COLUMNS"]), 1)
-    results = (partial, partial_lse, context_lens, out, lse)
-    _launch_merge(grid, *results, heads, splits.count, head_dim, meta["TILE"], *cut, **merge)
-    return out, lse
+    if splits.count > 1:
+        # By `most`, which of fixed splits is a constant: the order of a sum is part of its bits.
+        is_few = splits.most <= reference.FEW_SPLITS
+        merge = reference.MERGE_META_OF_FEW if is_few else reference.MERGE_META_OF_MANY
+        grid = (num_sequences * heads, cdiv(head_dim, merge["COLUMNS"]), 1)
+        found = (partial, partial_lse, context_lens, *results)
+        _launch_merge(grid, *found, heads, splits.count, head_dim, meta["TILE"], *cut, **merge)
+    return results
 
 
 def _meta(dtype: torch.dtype, block_size: int, steps: tuple[int, ...]) -> Meta:

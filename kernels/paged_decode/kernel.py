@@ -1,5 +1,5 @@
 """A program reads one split of the context for the query heads of one KV head (up to ROWS of them),
-in tiles within a block of the cache; a second kernel merges the splits.
+in tiles within a block of the cache; a second kernel merges the splits, where there are several.
 
 Scores are kept times log2(e), for exp2. A split's tiles are a matter of its own context's length.
 """
@@ -52,6 +52,8 @@ def paged_decode_kernel(
     context_lens_ptr,
     partial_ptr,
     partial_lse_ptr,
+    out_ptr,
+    lse_ptr,
     query_sequence_stride,
     query_head_stride,
     heads,
@@ -81,6 +83,8 @@ def paged_decode_kernel(
     )
     context_len = context_len.to(tl.int32)
     first, last, tiles = cut(context_len, window, TILE, most_splits, min_tiles)
+    num_splits = tl.cdiv(last - first, tiles)
+    tl.device_assert(num_splits <= splits, "a context longer than the greatest")
     begin = first + split * tiles
     has_tiles = begin < last
     table = block_tables_ptr + sequence * max_blocks
@@ -96,14 +100,23 @@ def paged_decode_kernel(
     prefetch_lines(value_cache_ptr + tile_start + lines)
     wait_for_earlier_kernels()
     let_next_kernel_start()
-    if not has_tiles:
-        return
 
     in_group = tl.program_id(0) % parts * ROWS + tl.arange(0, ROWS)
+    is_head = in_group < group
     head = (kv_head * group + in_group).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     is_column = (columns < size)[None, :]
-    mask = (in_group < group)[:, None] & is_column
+    mask = is_head[:, None] & is_column
+    place = (sequence * heads + head) * splits + split
+    places = place[:, None] * size + columns[None, :]
+    is_whole = splits == 1
+    if not has_tiles:
+        if is_whole:
+            nothing = tl.zeros((ROWS, BLOCK), tl.float32).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + places, nothing, mask=mask)
+            tl.store(lse_ptr + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=is_head)
+        return
+
     queries = query_ptr + sequence * query_sequence_stride + columns[None, :]
     query = tl.load(queries + head[:, None] * query_head_stride, mask=mask, other=0.0)
 
@@ -132,11 +145,14 @@ def paged_decode_kernel(
         attended = tl.dot(probabilities.to(value.dtype), value, attended, input_precision=PRECISION)
         greatest = new_greatest
 
-    place = (sequence * heads + head) * splits + split
-    tl.store(
-        partial_ptr + place[:, None] * size + columns[None, :], attended / total[:, None], mask=mask
-    )
-    tl.store(partial_lse_ptr + place, greatest + tl.log2(total), mask=in_group < group)
+    attended = attended / total[:, None]
+    lse = greatest + tl.log2(total)
+    if is_whole:
+        tl.store(out_ptr + places, attended.to(out_ptr.dtype.element_ty), mask=mask)
+        tl.store(lse_ptr + place, lse * LN_2, mask=is_head)
+    else:
+        tl.store(partial_ptr + places, attended, mask=mask)
+        tl.store(partial_lse_ptr + place, lse, mask=is_head)
 
 
 @kernel(
@@ -166,7 +182,6 @@ def paged_decode_merge_kernel(
     let_next_kernel_start()
     first, last, tiles = cut(context_len, window, tile, most_splits, min_tiles)
     num_splits = tl.cdiv(last - first, tiles)
-    tl.device_assert(num_splits <= splits, "a context longer than the greatest")
 
     greatest = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1,), tl.float32)

@@ -21,6 +21,8 @@ CONTRACT = Contract(
     context_lens=Tensor("sequences", torch.int64, align=8),
     partial=InOut("sequences heads splits size", torch.float32, wide_index=True),
     partial_lse=InOut("sequences heads splits", torch.float32, wide_index=True),
+    out=InOut("sequences heads size", like="query", wide_index=True),
+    lse=InOut("sequences heads", torch.float32, wide_index=True),
     query_sequence_stride=Stride("query", 0),
     query_head_stride=Stride("query", 1),
     heads=Count("heads"),

@@ -11,7 +11,7 @@ from kernels.paged_decode import reference
 from kernels.paged_decode.api import paged_decode, paged_decode_lse
 from kernels.paged_decode.splits import FIXED_MOST, Splits, fitting_splits, fixed_splits
 from tests.kernels.contexts import BLOCK_SIZE, expected_by_hand, normal, paged
-from tests.kernels.launches import assert_bundled
+from tests.kernels.launches import assert_bundled, launches_of
 from tests.kernels.tolerances import DTYPES, ROUNDINGS
 
 # Of values of unit size: probabilities are rounded to the dtype.
@@ -173,6 +173,21 @@ def test_a_row_alone_equals_the_row_in_a_batch_where_that_is_asked(dtype: torch.
             alone = op(query[one], *caches, table, context_lens[one], 0.3)
             assert torch.equal(alone[0], together[0][one])
             assert torch.equal(alone[1], together[1][one])
+
+
+@pytest.mark.parametrize(("num_rows", "is_merged"), [(170, False), (2, True)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_contexts_that_nobody_cuts_are_not_merged(
+    num_rows: int, is_merged: bool, dtype: torch.dtype
+) -> None:
+    """170 sequences of 2 KV heads are more than what runs at once."""
+    lengths = [150, 0, 64, 1, 200] * (num_rows // 5) or [150, 200]
+    contexts = paged(lengths, 2, 16, dtype=dtype)
+    query = normal(num_rows, 4, 16, dtype=dtype)
+    assert_right(query, *contexts, 0.3, 90, dtype=dtype)
+    launches = launches_of(lambda: paged_decode(query, *contexts, 0.3))
+    names = [launcher.contract.kernel for launcher, _ in launches]
+    assert names == ["paged_decode", *["paged_decode_merge"] * is_merged]
 
 
 def test_a_greatest_context_that_is_known_saves_splits_and_changes_no_bit() -> None:
