@@ -29,15 +29,17 @@ CONTRACT = Contract(
     budget=Scalar(float, 0.0),
 )
 NUM_HALVINGS = 8  # of the logarithm of the number of blocks: of 512 to 0.035, to base 2
-BLOCKS, TILE = 512, 128  # that stay in registers; that are read together of those beyond
-ROWS_OF_A_WARP = 4
+# BLOCKS stay in registers, those beyond come in tiles; no more than TILE are held as a tile is.
+FEW_ROWS = 4
+META_OF_FEW = {"BLOCKS": 512, "TILE": 128, "num_warps": 1}
+META_OF_MANY = {"BLOCKS": 512, "TILE": 512, "num_warps": 4}
 
 
 def meta_of(formats: Formats, group: int) -> dict[str, int]:
     """What the kernel is launched with. Raises ContractError."""
     rows = min(rows_of(group), 1 << (group - 1).bit_length())
-    form = {"VALUE_BITS": formats.value_bits, "ROWS": rows, "BLOCKS": BLOCKS, "TILE": TILE}
-    return form | {"num_warps": max(1, rows // ROWS_OF_A_WARP)}
+    form = {"VALUE_BITS": formats.value_bits, "ROWS": rows}
+    return form | (META_OF_FEW if rows <= FEW_ROWS else META_OF_MANY)
 
 
 SERVED_METAS = [meta_of(SERVED_FORMATS, group) for group in (4, 8)]
