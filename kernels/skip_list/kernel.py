@@ -121,8 +121,8 @@ def skip_list_kernel(
     sums = load_sums(lse_ptr + head * group, group, ROWS)
     masses_ptr += head * blocks * group
     skips_ptr += head * blocks
-    if TILE < BLOCKS:
-        if num_cold <= TILE:
-            choose(masses_ptr, skips_ptr, sums, num_cold, blocks, group, budget, ROWS, TILE, TILE)
-            return
+    is_few = num_cold <= TILE if TILE < BLOCKS else False
+    if is_few:
+        choose(masses_ptr, skips_ptr, sums, num_cold, blocks, group, budget, ROWS, TILE, TILE)
+        return
     choose(masses_ptr, skips_ptr, sums, num_cold, blocks, group, budget, ROWS, BLOCKS, TILE)
