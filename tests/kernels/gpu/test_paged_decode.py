@@ -47,7 +47,7 @@ def test_equals_its_reference(
 @pytest.mark.parametrize("window", [None, 100])
 def test_contexts_that_nobody_cuts_equal_the_reference(window: int | None) -> None:
     """More rows than programs run at once: nothing is merged."""
-    dtype, lengths = torch.bfloat16, LENGTHS * 40
+    dtype, lengths = torch.bfloat16, LENGTHS * 20
     query, contexts = normal(len(lengths), 8, 128, dtype=dtype), paged(lengths, 4, 128, dtype=dtype)
     tolerances = {"rtol": 2 * ROUNDINGS[dtype], "atol": ATOL[dtype]}
     arguments = (query, *contexts, 0.1, window)
