@@ -148,6 +148,15 @@ def added_values(
 
 
 @triton.jit
+def block_of_list(listed, nth):
+    """listed: a first block, and of that and those after it their places in the list, [blocks]; of
+    others none."""
+    first, places = listed
+    offset = tl.arange(0, places.shape[0])
+    return first + tl.sum(tl.where(places == nth, offset, 0), 0)
+
+
+@triton.jit
 def attend_quantised(
     query,
     factor,
@@ -160,9 +169,11 @@ def attend_quantised(
     FORMATS: tl.constexpr,
     FORM: tl.constexpr,
     STAGES: tl.constexpr,
+    listed=None,
 ):
-    """blocks: the first of a tier of one format, and the one past the last. What is loaded of one
-    part is all under way at once; of several each is read where it is used, for the registers."""
+    """blocks: the first of a tier of one format, and the one past the last; or of places in a list
+    of blocks, `block_of_list`. What is loaded of one part is all under way at once; of several each
+    is read where it is used, for the registers."""
     SIZE: tl.constexpr = FORM[0]
     ROWS: tl.constexpr = FORM[1]
     PARTS: tl.constexpr = FORM[2]
@@ -175,7 +186,8 @@ def attend_quantised(
     VALUE_BYTES: tl.constexpr = 256 // VALUE_BITS * WIDTH
     slab_bytes = kv_heads * (32 * SIZE)
     in_slab = head * (32 * SIZE)
-    for block in tl.range(blocks[0], blocks[1], num_stages=STAGES):
+    for nth in tl.range(blocks[0], blocks[1], num_stages=STAGES):
+        block = nth if listed is None else block_of_list(listed, nth)
         value_slabs = slabs_of(tables[1], block, num_values, VALUE_BITS, FORMATS[3])
         key_slabs = slabs_of(tables[0], block, num_keys, KEY_BITS, FORMATS[2])
         key_starts = key_slabs[1] * slab_bytes + in_slab

@@ -28,7 +28,7 @@ from kernels.tiered_skip.tiers import (
     LOST,
     attend_heavy,
     attend_unskipped,
-    heaviest_left_out,
+    limit_of_part,
     merged_sums,
     raised_by,
 )
@@ -198,6 +198,7 @@ def tiered_skip_again_kernel(
     ROWS: tl.constexpr,
     STAGES: tl.constexpr,
     SUMS: tl.constexpr,
+    PART: tl.constexpr,
     TILE: tl.constexpr,
 ):
     head = tl.program_id(0)
@@ -236,7 +237,6 @@ def tiered_skip_again_kernel(
     masses_ptr += places * group
     num_cold = tl.load(record_ptr + fields.KEY_SKIP) - 2 * tl.load(record_ptr + fields.WARM_BLOCKS)
     num_cold = num_cold // (KEY_BITS // 4)
-    limit = heaviest_left_out(skips_ptr, masses_ptr, num_cold, group, lse, most, ROWS, TILE)
     num_keys, num_values = key_slots * KEY_GRAIN, value_slots * VALUE_GRAIN
     arenas = (key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values)
     query_ptr += row * query_sequence_stride + head * group * query_head_stride
@@ -248,27 +248,35 @@ def tiered_skip_again_kernel(
     tables = (key_table, value_tables_ptr + row * max_value_slabs + cold_start)
     COLD: tl.constexpr = (KEY_BITS, VALUE_BITS, KEY_GRAIN, VALUE_GRAIN)
     FORM: tl.constexpr = (SIZE, ROWS, 1)
-    own = (tl.load(record_ptr + fields.FIRST_COLD), tl.load(record_ptr + fields.LAST_COLD))
+    first = tl.load(record_ptr + fields.FIRST_COLD)
+    last = tl.load(record_ptr + fields.LAST_COLD)
     skipping = (skips_ptr, masses_ptr, left_out_ptr)
-    state, skipped = attend_heavy(
-        query,
-        factor,
-        lse,
-        limit,
-        arenas,
-        tables,
-        own,
-        skipping,
-        group,
-        head,
-        kv_heads,
-        COLD,
-        FORM,
-        STAGES,
-        TILE,
-    )
+    state = (nothing_attended(SIZE, ROWS, 1), tl.zeros((ROWS,), tl.float32))
+    for start in range(first // PART * PART, tl.where(first < last, last, 0), PART):
+        limit = limit_of_part(skips_ptr, masses_ptr, start, num_cold, group, lse, most, ROWS, PART)
+        own = (tl.maximum(first, start), tl.minimum(last, start + PART))
+        state = attend_heavy(
+            query,
+            factor,
+            state,
+            lse,
+            limit,
+            arenas,
+            tables,
+            own,
+            skipping,
+            group,
+            head,
+            kv_heads,
+            COLD,
+            FORM,
+            STAGES,
+            TILE,
+        )
+    attended, skipped = state
+    skipped = tl.where(skipped > 0, lse + tl.log2(skipped), float("-inf"))
     tl.store(again_skipped_ptr, skipped, mask=rows < group)
-    store_attended(again_ptr + at * SIZE, again_lse_ptr, state, group, 0, heads, FORM, 1)
+    store_attended(again_ptr + at * SIZE, again_lse_ptr, attended, group, 0, heads, FORM, 1)
 
 
 @triton.jit

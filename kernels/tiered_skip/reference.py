@@ -6,9 +6,10 @@ skipped blocks, the share of the softmax that was skipped is sigmoid(T - L), and
 by at most that times (V + |result|), V the length of the longest skipped value. Kernels know both
 sums within what `rounding` proves: their T is raised by twice that, and so are the blocks' masses,
 whose sums it is. Where the share may be more than epsilon for one query of a KV head, that head
-attends after all to those of its skipped blocks that are heavier than a limit: the greatest of
-NUM_LIMITS, LIMIT_STEP apart, at which the others are no more than epsilon for any query; else the
-safe one, at which those of four million tokens are not.
+attends after all to those of its skipped blocks that are heavier than a limit: the greatest at
+which the others are no more than epsilon for any query, found by halving from where they surely are
+not. Of more than PART blocks, each part of so many has a limit of its own, for its share of
+epsilon.
 """
 
 import math
@@ -99,8 +100,9 @@ MERGE_CONTRACT = Contract(
     heads=Count("heads"),
 )
 SIZES = (64, 128)
-# Below what all skipped blocks may weigh, logarithms to base 2.
-NUM_LIMITS, LIMIT_STEP, SAFE_LIMIT = 8, 1.5, 16.0
+MARGIN = 2.0**-9  # for rounded sums, to base 2: of so much less than epsilon limits are found
+NUM_HALVINGS = 8
+PART = 512  # blocks for which a limit is found
 TILE = 64  # blocks that a program looks at together, whether to read them again
 SUMS = 64  # of runs, that a program merges at a time
 MERGE_META = {"COLUMNS": 64, "SPLITS": 8, "SUMS": SUMS, "num_warps": 1}
@@ -119,8 +121,7 @@ def meta_of(formats: Formats, grains: tuple[int, int], size: int, group: int) ->
 
 
 def again_meta_of(meta: dict[str, int]) -> dict[str, int]:
-    """Blocks come one by one there."""
-    return meta | {"STAGES": 1, "SUMS": SUMS, "TILE": TILE}
+    return meta | {"SUMS": SUMS, "PART": PART, "TILE": TILE}
 
 
 SERVED_META = meta_of(SERVED_FORMATS, SERVED_GRAINS, SERVED_SIZE, 8)
@@ -203,11 +204,32 @@ def _too_heavy(shares: torch.Tensor, is_skipped: torch.Tensor, epsilon: float) -
     weights = shares.exp().masked_fill(~is_skipped[:, None], 0.0)
     most = epsilon / (1 - epsilon)
     is_too_much = (weights.sum(-1) > most).any(-1)
+    allowed = most * 2**-MARGIN / max(1, weights.shape[-1])  # a block
     greatest = weights.amax(1)
-    limit = weights.new_full((len(weights),), most * 2**-SAFE_LIMIT)
-    for nth in range(NUM_LIMITS, 0, -1):
-        wider = most * 2 ** (-LIMIT_STEP * nth)
-        is_light = greatest <= wider
-        fits = (weights.masked_fill(~is_light[:, None], 0.0).sum(-1) <= most).all(-1)
-        limit = torch.where(fits, wider, limit)
-    return is_skipped & (greatest > limit[:, None]) & is_too_much[:, None]
+    is_light = [
+        each.log2() <= _limit(part, each.log2(), allowed)[:, None]
+        for part, each in zip(weights.split(PART, -1), greatest.split(PART, -1), strict=True)
+    ]
+    return is_skipped & ~torch.cat(is_light, -1) & is_too_much[:, None]
+
+
+def _limit(weights: torch.Tensor, shares: torch.Tensor, allowed: float) -> torch.Tensor:
+    """Of a part of the blocks: [num_kv_heads], as shares, [num_kv_heads, blocks], the logarithms of
+    the greatest of a block's weights. allowed: of weights a block."""
+    num_kv_heads, group, num_blocks = weights.shape
+    safe = weights.new_full((num_kv_heads,), allowed).log2()
+    limit = safe + math.log2(max(1, num_blocks))
+
+    def fits(nth: int, limit: torch.Tensor) -> torch.Tensor:
+        is_light = shares <= limit[:, None]
+        return weights[:, nth].masked_fill(~is_light, 0.0).sum(-1) <= allowed * num_blocks
+
+    for nth in range(group):
+        is_found = fits(nth, limit)
+        low, high = safe, limit
+        for _ in range(NUM_HALVINGS):
+            middle = (low + high) / 2
+            is_less = fits(nth, middle)
+            low, high = torch.where(is_less, middle, low), torch.where(is_less, high, middle)
+        limit = torch.where(is_found, limit, low)
+    return limit

@@ -17,7 +17,6 @@ from kernels.tiered_decode.tiles import (
     LEAST,
     accumulated,
     first_rows,
-    nothing_attended,
     weighed,
 )
 from kernels.tiered_skip import reference, rounding
@@ -25,10 +24,8 @@ from kernels.tiered_skip import reference, rounding
 LOG2_E = tl.constexpr(1.4426950408889634)
 SUM_ERROR = tl.constexpr(rounding.SUM_ERROR)
 LOST = tl.constexpr(rounding.LOST)
-NUM_LIMITS = tl.constexpr(reference.NUM_LIMITS)
-LIMIT_STEP = tl.constexpr(reference.LIMIT_STEP)
-SAFE_LIMIT = tl.constexpr(reference.SAFE_LIMIT)
-NO_BLOCK = tl.constexpr(2**31 - 1)
+MARGIN = tl.constexpr(reference.MARGIN)
+NUM_HALVINGS = tl.constexpr(reference.NUM_HALVINGS)
 
 
 @triton.jit
@@ -195,40 +192,78 @@ def merged_sums(one_ptr, other_ptr, num_runs, heads, group, ROWS: tl.constexpr, 
 
 
 @triton.jit
-def skipped_shares(
-    skips_ptr, masses_ptr, start, last, group, lse, ROWS: tl.constexpr, TILE: tl.constexpr
-):
-    """Of TILE blocks from `start` on: which of them are skipped, and what they weigh over what each
-    query attended to, [TILE, ROWS], as logarithms to base 2; of the others nothing."""
-    block, row = start + tl.arange(0, TILE), tl.arange(0, ROWS)
-    is_skipped = tl.load(skips_ptr + block, mask=block < last, other=0) != 0
-    mask = is_skipped[:, None] & (row < group)[None, :]
-    places = block[:, None] * group + row[None, :]
-    masses = tl.load(masses_ptr + places, mask=mask, other=0.0)
-    return is_skipped, tl.where(mask, masses - lse[None, :], float("-inf"))
+def of_query(sums, nth, ROWS: tl.constexpr):
+    """One of [ROWS]."""
+    return tl.sum(tl.where(tl.arange(0, ROWS) == nth, sums, 0.0), 0)
 
 
 @triton.jit
-def heaviest_left_out(
-    skips_ptr, masses_ptr, num_cold, group, lse, most, ROWS: tl.constexpr, TILE: tl.constexpr
+def load_shares(masses_ptr, block, is_skipped, group, nth, lse, ROWS: tl.constexpr):
+    """What skipped blocks weigh over what one query attended to, as logarithms to base 2; of others
+    nothing."""
+    masses = tl.load(masses_ptr + block * group + nth, mask=is_skipped, other=0.0)
+    return tl.where(is_skipped, masses - of_query(lse, nth, ROWS), float("-inf"))
+
+
+@triton.jit
+def load_skipped(
+    skips_ptr,
+    masses_ptr,
+    start,
+    last,
+    group,
+    lse,
+    ROWS: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):
-    """Up to which share a block stays skipped: the greatest limit at which no query skips too
-    much."""
-    limits = most - LIMIT_STEP * (1 + tl.arange(0, NUM_LIMITS))
-    sums = tl.zeros((ROWS, NUM_LIMITS), tl.float32)
-    for start in range(0, num_cold, TILE):
-        _, shares = skipped_shares(skips_ptr, masses_ptr, start, num_cold, group, lse, ROWS, TILE)
-        is_left_out = tl.max(shares, 1)[:, None] <= limits[None, :]
-        weights = tl.exp2(shares)[:, :, None]
-        sums += tl.sum(tl.where(is_left_out[:, None, :], weights, 0.0), 0)
-    fits = tl.max(sums, 0) <= tl.exp2(tl.full((1,), 1.0, tl.float32) * most)
-    return tl.max(tl.where(fits, limits, most - SAFE_LIMIT), 0)
+    """Of BLOCKS blocks from `start` on: which they are, which of them are skipped, and the greatest
+    of their queries' shares."""
+    block = start + tl.arange(0, BLOCKS)
+    is_skipped = tl.load(skips_ptr + block, mask=block < last, other=0) != 0
+    greatest = tl.full((BLOCKS,), float("-inf"), tl.float32)
+    for nth in range(group):
+        shares = load_shares(masses_ptr, block, is_skipped, group, nth, lse, ROWS)
+        greatest = tl.maximum(greatest, shares)
+    return block, is_skipped, greatest
+
+
+@triton.jit
+def limit_of_part(
+    skips_ptr,
+    masses_ptr,
+    start,
+    num_cold,
+    group,
+    lse,
+    most,
+    ROWS: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """Up to which share a block of a part stays skipped: the greatest limit that is found at which
+    no query skips more of it than the part's share of the most."""
+    block, is_skipped, greatest = load_skipped(
+        skips_ptr, masses_ptr, start, num_cold, group, lse, ROWS, PART
+    )
+    safe = most - MARGIN - tl.log2(num_cold.to(tl.float32))
+    limit = safe + tl.log2(tl.minimum(num_cold - start, PART).to(tl.float32))
+    allowed = tl.exp2(limit)
+    for nth in range(group):
+        weights = tl.exp2(load_shares(masses_ptr, block, is_skipped, group, nth, lse, ROWS))
+        if tl.sum(tl.where(greatest <= limit, weights, 0.0), 0) > allowed:
+            low, high = safe, limit
+            for _ in range(NUM_HALVINGS):
+                middle = (low + high) / 2
+                fits = tl.sum(tl.where(greatest <= middle, weights, 0.0), 0) <= allowed
+                low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
+            limit = low
+    return limit
 
 
 @triton.jit
 def attend_heavy(
     query,
     factor,
+    state,
     lse,
     limit,
     arenas,
@@ -243,27 +278,37 @@ def attend_heavy(
     STAGES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Skipped blocks of a share above the limit, one by one -> (state, the sum over the others, as
-    a logarithm to base 2). skipping: skips, masses, and what is left out in the end."""
+    """Skipped blocks of a share above the limit -> (state, with the sums over the others, [ROWS]).
+    skipping: skips, masses, and what is left out in the end. state: with such sums."""
     ROWS: tl.constexpr = FORM[1]
     skips_ptr, masses_ptr, left_out_ptr = skipping
-    state = nothing_attended(FORM[0], ROWS, 1)
-    skipped = tl.zeros((ROWS,), tl.float32)
+    attended, skipped = state
     for start in range(blocks[0], blocks[1], TILE):
-        is_skipped, shares = skipped_shares(
+        block, is_skipped, greatest = load_skipped(
             skips_ptr, masses_ptr, start, blocks[1], group, lse, ROWS, TILE
         )
-        is_light = tl.max(shares, 1) <= limit
-        is_left_out = is_skipped & is_light
-        skipped += tl.sum(tl.where(is_left_out[:, None], tl.exp2(shares) + LOST, 0.0), 0)
-        block = start + tl.arange(0, TILE)
-        wanted = tl.where(is_skipped & (is_light == 0), block, NO_BLOCK)
-        for _ in range(tl.sum((wanted < NO_BLOCK).to(tl.int32), 0)):
-            one = tl.min(wanted, 0)
-            wanted = tl.where(wanted == one, NO_BLOCK, wanted)
-            tl.store(left_out_ptr + one, 0)
-            these = (one, one + 1)
-            state = attend_quantised(
-                query, factor, state, arenas, tables, these, head, kv_heads, FORMATS, FORM, STAGES
-            )
-    return state, tl.where(skipped > 0, lse + tl.log2(skipped), float("-inf"))
+        is_left_out = is_skipped & (greatest <= limit)
+        for nth in range(group):
+            shares = load_shares(masses_ptr, block, is_skipped, group, nth, lse, ROWS)
+            more = tl.sum(tl.where(is_left_out, tl.exp2(shares) + LOST, 0.0), 0)
+            skipped += tl.where(tl.arange(0, ROWS) == nth, more, 0.0)
+        is_heavy = is_skipped & (is_left_out == 0)
+        tl.store(left_out_ptr + block, 0, mask=is_heavy)
+        counts = tl.cumsum(is_heavy.to(tl.int32), 0)
+        listed = (start, tl.where(is_heavy, counts - 1, -1))
+        these = (0, tl.max(counts, 0))
+        attended = attend_quantised(
+            query,
+            factor,
+            attended,
+            arenas,
+            tables,
+            these,
+            head,
+            kv_heads,
+            FORMATS,
+            FORM,
+            STAGES,
+            listed,
+        )
+    return attended, skipped

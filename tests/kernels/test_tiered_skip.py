@@ -96,6 +96,20 @@ def test_the_heaviest_are_read_after_all_of_heads_that_skip_too_much() -> None:
     assert not left_out[..., :10].any()
 
 
+@pytest.mark.parametrize("num_runs", [1, 3])
+def test_parts_have_limits_of_their_own(monkeypatch: pytest.MonkeyPatch, num_runs: int) -> None:
+    """Of 11 blocks in three parts, the last one not a whole one, which come in tiles of two."""
+    monkeypatch.setattr(reference, "PART", 4)
+    monkeypatch.setattr(reference, "TILE", 2)
+    bounds = torch.tensor([[64, 768, 768, 790], [0, 128, 128, 130]]).int()
+    case = skipping(bounds, 1, 3, 64, INT4, share=0.9)
+    assert_right(case, 0.85, num_runs)
+    _, lse, skipped, _, left_out = attended(case, 0.85, num_runs)
+    assert 0.3 < torch.sigmoid(skipped - lse)[0].max() <= 0.85
+    for part in (slice(4), slice(4, 8), slice(8, 11)):
+        assert 0 < left_out[0, 0, part].sum() < case.skips[0, 0, part].sum()
+
+
 def test_values_that_are_skipped_are_not_read() -> None:
     case = skipping(bounds_of([700], warm=64), 1, 2, 64, INT4)
     chosen = case.cache.value_tables[0, 4:10].long()[case.skips[0, 0, :6].bool()]
