@@ -253,8 +253,8 @@ def tiered_skip_again_kernel(
     skipping = (skips_ptr, masses_ptr, left_out_ptr)
     state = (nothing_attended(SIZE, ROWS, 1), tl.zeros((ROWS,), tl.float32))
     for start in range(first // PART * PART, tl.where(first < last, last, 0), PART):
-        limit = limit_of_part(skips_ptr, masses_ptr, start, num_cold, group, lse, most, ROWS, PART)
         own = (tl.maximum(first, start), tl.minimum(last, start + PART))
+        limit = limit_of_part(skips_ptr, masses_ptr, own[0], num_cold, group, lse, most, ROWS, PART)
         state = attend_heavy(
             query,
             factor,

@@ -231,7 +231,7 @@ def load_skipped(
 def limit_of_part(
     skips_ptr,
     masses_ptr,
-    start,
+    own,
     num_cold,
     group,
     lse,
@@ -239,8 +239,10 @@ def limit_of_part(
     ROWS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Up to which share a block of a part stays skipped: the greatest limit that is found at which
-    no query skips more of it than the part's share of the most."""
+    """Up to which share a block of the part that has the block `own` stays skipped: the greatest
+    limit that is found at which no query skips more of it than the part's share of the most."""
+    # Of no induction variable: pointers of each of its blocks would be one, and held in registers.
+    start = own // PART * PART
     block, is_skipped, greatest = load_skipped(
         skips_ptr, masses_ptr, start, num_cold, group, lse, ROWS, PART
     )
