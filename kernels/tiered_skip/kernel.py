@@ -31,6 +31,7 @@ from kernels.tiered_skip.tiers import (
     limit_of_part,
     merged_sums,
     raised_by,
+    with_sums,
 )
 
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -280,26 +281,17 @@ def tiered_skip_again_kernel(
 
 
 @triton.jit
-def merge_splits(
-    state, partial_ptr, lse_ptr, num_runs, heads, columns, SIZE: tl.constexpr, SPLITS: tl.constexpr
-):
-    """A row of partial results after the others: (greatest, total, merged). What has found nothing
-    is not read."""
+def with_results(state, lse, partials, is_found):
+    """(greatest, total, merged), with what splits found: partials [SPLITS, COLUMNS]."""
     greatest, total, merged = state
-    for start in range(0, num_runs, SPLITS):
-        split = start + tl.arange(0, SPLITS)
-        place = split.to(tl.int64) * heads
-        lse = tl.load(lse_ptr + place, mask=split < num_runs, other=float("-inf"))
-        mask = tl.broadcast_to((lse > float("-inf"))[:, None], (SPLITS, columns.shape[0]))
-        partials = partial_ptr + place[:, None] * SIZE + columns[None, :]
-        partial = tl.load(partials, mask=mask, other=0.0)
-        new_greatest = tl.maximum(greatest, tl.max(lse, axis=0, keep_dims=True))
-        weights = tl.exp2(lse - new_greatest)
-        shrink = tl.exp2(greatest - new_greatest)
-        total = total * shrink + tl.sum(weights, axis=0, keep_dims=True)
-        merged = merged * shrink + tl.sum(weights[:, None] * partial, axis=0)
-        greatest = new_greatest
-    return greatest, total, merged
+    mask = tl.broadcast_to(is_found[:, None], partials.shape)
+    partial = tl.load(partials, mask=mask, other=0.0)
+    new_greatest = tl.maximum(greatest, tl.max(lse, axis=0, keep_dims=True))
+    weights = tl.exp2(lse - new_greatest)
+    shrink = tl.exp2(greatest - new_greatest)
+    total = total * shrink + tl.sum(weights, axis=0, keep_dims=True)
+    merged = merged * shrink + tl.sum(weights[:, None] * partial, axis=0)
+    return new_greatest, total, merged
 
 
 @kernel(
@@ -321,7 +313,6 @@ def tiered_skip_merge_kernel(
     SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
     SPLITS: tl.constexpr,
-    SUMS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     sequence, head = row // heads, row % heads
@@ -332,20 +323,31 @@ def tiered_skip_merge_kernel(
     wait_for_earlier_kernels()
     let_next_kernel_start()
 
-    greatest = tl.full((1,), LEAST, tl.float32)
-    state = greatest, tl.zeros((1,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
-    partial_ptr += first * SIZE
+    least, nothing = tl.full((1,), LEAST, tl.float32), tl.zeros((1,), tl.float32)
+    state = least, nothing, tl.zeros((COLUMNS,), tl.float32)
+    skipped = least, nothing
+    again = tl.full((1,), float("-inf"), tl.float32)
+    partial_ptr += first * SIZE + columns[None, :]
+    again_ptr += first * SIZE + columns[None, :]
     partial_lse_ptr, _ = both_sums(partial_sums_ptr + first, records * heads)
     again_lse_ptr, again_skipped_ptr = both_sums(again_sums_ptr + first, records * heads)
-    state = merge_splits(
-        state, partial_ptr, partial_lse_ptr, num_runs, heads, columns, SIZE, SPLITS
-    )
-    skipped, again = merged_sums(again_skipped_ptr, again_lse_ptr, num_runs, heads, 1, 1, SUMS)
+    for start in range(0, num_runs, SPLITS):
+        split = start + tl.arange(0, SPLITS)
+        is_run, place = split < num_runs, split.to(tl.int64) * heads
+        lse = tl.load(partial_lse_ptr + place, mask=is_run, other=float("-inf"))
+        more = tl.load(again_lse_ptr + place, mask=is_run, other=float("-inf"))
+        left = tl.load(again_skipped_ptr + place, mask=is_run, other=float("-inf"))
+        state = with_results(state, lse, partial_ptr + place[:, None] * SIZE, is_run)
+        skipped = with_sums(skipped, left[:, None])
+        again = tl.maximum(again, tl.max(more, axis=0, keep_dims=True))
     if tl.max(again, 0) > float("-inf"):
-        again_ptr += first * SIZE
-        state = merge_splits(
-            state, again_ptr, again_lse_ptr, num_runs, heads, columns, SIZE, SPLITS
-        )
+        for start in range(0, num_runs, SPLITS):
+            split = start + tl.arange(0, SPLITS)
+            is_run, place = split < num_runs, split.to(tl.int64) * heads
+            lse = tl.load(again_lse_ptr + place, mask=is_run, other=float("-inf"))
+            is_found = lse > float("-inf")  # else nothing was stored
+            state = with_results(state, lse, again_ptr + place[:, None] * SIZE, is_found)
+    skipped = skipped[0] + tl.log2(skipped[1])
     greatest, total, merged = state
     out = tl.where((columns >= 0) & (total != 0), merged / total, 0.0)
     tl.store(out_ptr + row * SIZE + columns, out.to(out_ptr.dtype.element_ty))

@@ -105,7 +105,7 @@ NUM_HALVINGS = 8
 PART = 512  # blocks for which a limit is found
 TILE = 32  # blocks that a program looks at together, whether to read them again
 SUMS = 64  # of runs, that a program merges at a time
-MERGE_META = {"COLUMNS": 64, "SPLITS": 8, "SUMS": SUMS, "num_warps": 1}
+MERGE_META = {"COLUMNS": 64, "SPLITS": 8, "num_warps": 1}
 SERVED_MERGE_META = MERGE_META | {"SIZE": SERVED_SIZE}
 
 
