@@ -20,13 +20,19 @@ from engine.execution.decode_attention_graphs import (
     attention_sizes,
 )
 from engine.execution.inputs import StepInputs
+from engine.execution.prompt_attention_graphs import (
+    PromptAttention,
+    PromptAttentionGraphs,
+    prompt_sizes,
+)
 from engine.execution.recorder import Recorder, Results
 from engine.execution.uploads import upload
 from engine.models.decoder import Decoder
 
-# Beyond them the GPU takes longer than the host. From some 200 tokens on a token of padding takes
-# as long as any: 19 us of a Llama 3.1 8B on an H200.
-SIZES = (*range(1024, 512, -64), *range(512, 0, -32), 16)
+# Beyond them the GPU takes longer than the host. From some 200 rows on a row of padding takes as
+# long as any, 19 us of a Llama 3.1 8B on an H200, where cuBLAS (torch 2.11) is as fast with these
+# numbers as with any a little less: 448 rows take it longer than 512.
+SIZES = (1024, 896, 768, 640, 512, 432, 384, 320, 288, 256, 192, 160, 128, 96, 64, 32, 16)
 PADDING = (0, 0)  # token id and position, of a token whose slot is nowhere
 
 
@@ -54,6 +60,10 @@ class LayerBackend(SingleAttention, Protocol):
     ) -> torch.Tensor:
         """What of a layer's attention depends on no other token, by its own rows of `token_rows`
         -> the turned query, in `out` if that is given."""
+
+    @property
+    def prompt_attention(self) -> PromptAttention | None:
+        """None where that of prompts cannot be recorded."""
 
     def decodes_of(self, metadata: Any) -> Any | None:
         """As `DecodeTables.place` takes them. Their rows come before those of prompts."""
@@ -102,6 +112,10 @@ class LayerGraphs:
         self._decodes = DecodeAttentionGraphs(
             backend, recorder, self._query, self._attended, tables_shape
         )
+        prompts = backend.prompt_attention
+        self._prompts = None
+        if prompts is not None:
+            self._prompts = PromptAttentionGraphs(prompts, recorder, self._query, self._attended)
 
     @torch.inference_mode()
     def record(self, sizes: Iterable[int]) -> None:
@@ -109,8 +123,12 @@ class LayerGraphs:
         for size in sizes:
             self._record_layers(size)
         most_decodes = min(max(SIZES), self._decodes.most)
+        num_layers = len(self._decoder.weights.layers)
         for size in attention_sizes(most_decodes):
-            self._decodes.record(size, len(self._decoder.weights.layers))
+            self._decodes.record(size, num_layers)
+        if self._prompts is not None:
+            for size in prompt_sizes(max(self._layers)):
+                self._prompts.record(size, num_layers)
 
     def fits(self, inputs: StepInputs) -> bool:
         return len(inputs.input_ids) <= max(self._layers, default=0)
@@ -123,13 +141,17 @@ class LayerGraphs:
         self._place((inputs.input_ids, inputs.positions, *own), step.rows)
         decodes = self._backend.decodes_of(metadata)
         attends = None if decodes is None else self._decodes.place(decodes)
+        short = None if self._prompts is None else self._prompts.place(metadata)
         for layer, replay in enumerate(step.replays):
             replay()
             self._backend.begin_layer(layer, metadata)
             if attends is not None:
                 attends[layer]()
-            prompts = self._backend.attend_prompts(layer, self._query, metadata)
-            for rows, attended in prompts:  # after the decodes, whose padding reaches into them
+            # After the decodes, whose padding reaches into the rows of prompts.
+            if short is not None:
+                short[layer]()
+                continue
+            for rows, attended in self._backend.attend_prompts(layer, self._query, metadata):
                 self._attended[rows].copy_(attended)
         sampled = inputs.sampled_rows
         attended, residual = (

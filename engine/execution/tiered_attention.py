@@ -198,6 +198,10 @@ class TieredAttention:
         """As `engine.execution.decode_attention_graphs.SingleAttention`."""
         return TieredTables(shape, self._planned_groups, self._kv.device)
 
+    @property
+    def prompt_attention(self) -> None:
+        """As `engine.execution.layer_graphs.LayerBackend`: what is restored for prompts changes."""
+
     def decodes_of(self, metadata: TieredMetadata) -> list[TieredRows] | None:
         return [each.decodes for each in metadata if each.decodes is not None] or None
 

@@ -209,6 +209,14 @@ class TritonAttention:
     def decodes_of(self, metadata: PagedMetadata) -> PagedRows | None:
         return metadata.decodes
 
+    @property
+    def prompt_attention(self) -> Self:
+        return self
+
+    def chunks_of(self, metadata: PagedMetadata) -> PagedRows | None:
+        """As `engine.execution.prompt_attention_graphs.PromptAttention`."""
+        return metadata.chunks
+
     def begin_layer(self, layer: int, metadata: PagedMetadata) -> None:
         """Nothing: no block moves."""
 
@@ -250,6 +258,16 @@ class TritonAttention:
 
     def attend_chunks(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:
         """As `attend_decodes`, of chunks that are placed."""
+        return self._attend_chunks(layer, query, chunks, deterministic=self._deterministic)
+
+    def attend_recorded(self, layer: int, query: torch.Tensor, chunks: PagedRows) -> torch.Tensor:
+        """As `engine.execution.prompt_attention_graphs.PromptAttention`: in one launch, whatever
+        comes in it later."""
+        return self._attend_chunks(layer, query, chunks, deterministic=True)
+
+    def _attend_chunks(
+        self, layer: int, query: torch.Tensor, chunks: PagedRows, *, deterministic: bool
+    ) -> torch.Tensor:
         assert chunks.query_starts is not None
         return paged_prefill(
             query[chunks.rows],
@@ -261,7 +279,7 @@ class TritonAttention:
             self._scale,
             self._windows[layer],
             max(chunks.query_lens),
-            deterministic=self._deterministic,
+            deterministic=deterministic,
         )
 
 

@@ -175,6 +175,15 @@ def test_recorded_steps_give_the_same_tokens(
     assert all(recorder.num_replays > 20 for recorder in recorders)
 
 
+def test_a_recorded_step_launches_no_short_prompt_by_itself(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = transcript(engine_of(folder, is_ahead=False), 3)
+    ahead = engine_of(folder, is_ahead=True, recorders=(Recompute(), Recompute()))
+    monkeypatch.setattr(TritonAttention, "attend_prompts", lambda *_: iter(()))
+    assert_same(transcript(ahead, 3), expected)
+
+
 @pytest.mark.parametrize(
     ("most", "sizes"), [(1, [16]), (16, [16]), (48, [64, 32, 16]), (100, [128, 96, 64, 32, 16])]
 )
