@@ -77,16 +77,17 @@ def choose(
     BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Blocks past the first BLOCKS come in tiles of TILE."""
+    """Blocks past the first BLOCKS come in tiles of TILE; there are none if that is as many."""
     held = load_shares(masses_ptr, sums, 0, num_cold, group, ROWS, BLOCKS)
     high = tl.log2(budget)
     low = high - tl.log2(tl.maximum(num_cold, 1).to(tl.float32))
     for _ in range(NUM_HALVINGS):
         middle = (low + high) / 2
         chosen = sums_of_light(held, middle, ROWS)
-        for start in range(BLOCKS, num_cold, TILE):
-            others = load_shares(masses_ptr, sums, start, num_cold, group, ROWS, TILE)
-            chosen = added(chosen, sums_of_light(others, middle, ROWS), ROWS)
+        if TILE < BLOCKS:
+            for start in range(BLOCKS, num_cold, TILE):
+                others = load_shares(masses_ptr, sums, start, num_cold, group, ROWS, TILE)
+                chosen = added(chosen, sums_of_light(others, middle, ROWS), ROWS)
         most = chosen[0]
         for row in tl.static_range(1, ROWS):
             most = tl.maximum(most, chosen[row])
@@ -94,7 +95,11 @@ def choose(
         low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
     store_chosen(skips_ptr, held[0], low, 0, num_cold, blocks, BLOCKS)
     for start in range(BLOCKS, blocks, TILE):
-        others = load_shares(masses_ptr, sums, start, num_cold, group, ROWS, TILE)
+        others = (
+            held
+            if TILE == BLOCKS
+            else load_shares(masses_ptr, sums, start, num_cold, group, ROWS, TILE)
+        )
         store_chosen(skips_ptr, others[0], low, start, num_cold, blocks, TILE)
 
 
@@ -113,6 +118,7 @@ def skip_list_kernel(
     ROWS: tl.constexpr,
     BLOCKS: tl.constexpr,
     TILE: tl.constexpr,
+    FEW: tl.constexpr,
 ):
     head = tl.program_id(0).to(tl.int64)  # of all rows
     bounds_ptr += 4 * (head // kv_heads % sequences)
@@ -121,8 +127,7 @@ def skip_list_kernel(
     sums = load_sums(lse_ptr + head * group, group, ROWS)
     masses_ptr += head * blocks * group
     skips_ptr += head * blocks
-    is_few = num_cold <= TILE if TILE < BLOCKS else False
-    if is_few:
-        choose(masses_ptr, skips_ptr, sums, num_cold, blocks, group, budget, ROWS, TILE, TILE)
+    if FEW > 0 and num_cold <= FEW:
+        choose(masses_ptr, skips_ptr, sums, num_cold, blocks, group, budget, ROWS, FEW, FEW)
         return
     choose(masses_ptr, skips_ptr, sums, num_cold, blocks, group, budget, ROWS, BLOCKS, TILE)

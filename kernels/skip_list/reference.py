@@ -29,10 +29,10 @@ CONTRACT = Contract(
     budget=Scalar(float, 0.0),
 )
 NUM_HALVINGS = 8  # of the logarithm of the number of blocks: of 512 to 0.035, to base 2
-# BLOCKS stay in registers, those beyond come in tiles; no more than TILE are held as a tile is.
+# Shares of BLOCKS blocks stay in registers, or of FEW, if there are no more; others come in tiles.
 FEW_ROWS = 4
-META_OF_FEW = {"BLOCKS": 512, "TILE": 128, "num_warps": 1}
-META_OF_MANY = {"BLOCKS": 512, "TILE": 512, "num_warps": 4}
+META_OF_FEW = {"BLOCKS": 512, "TILE": 128, "FEW": 128, "num_warps": 1}
+META_OF_MANY = {"BLOCKS": 512, "TILE": 128, "FEW": 0, "num_warps": 4}
 
 
 def meta_of(formats: Formats, group: int) -> dict[str, int]:
