@@ -171,9 +171,8 @@ def attend_quantised(
     STAGES: tl.constexpr,
     listed=None,
 ):
-    """blocks: the first of a tier of one format, and the one past the last; or of places in a list
-    of blocks, `block_of_list`. What is loaded of one part is all under way at once; of several each
-    is read where it is used, for the registers."""
+    """blocks: the first of a tier of one format, or place in `listed`, and the one past the last.
+    Loads of one part are all under way at once, of several where they are used, for registers."""
     SIZE: tl.constexpr = FORM[0]
     ROWS: tl.constexpr = FORM[1]
     PARTS: tl.constexpr = FORM[2]
@@ -182,10 +181,8 @@ def attend_quantised(
     keys_ptr, values_ptr, key_meta_ptr, value_meta_ptr, num_keys, num_values = arenas
     greatest, total, attended, attended_zeros = state
     WIDTH: tl.constexpr = SIZE // 2 // PARTS
-    KEY_BYTES: tl.constexpr = 256 // KEY_BITS * WIDTH
     VALUE_BYTES: tl.constexpr = 256 // VALUE_BITS * WIDTH
-    slab_bytes = kv_heads * (32 * SIZE)
-    in_slab = head * (32 * SIZE)
+    slab_bytes, in_slab = kv_heads * (32 * SIZE), head * (32 * SIZE)
     for nth in tl.range(blocks[0], blocks[1], num_stages=STAGES):
         block = nth if listed is None else block_of_list(listed, nth)
         value_slabs = slabs_of(tables[1], block, num_values, VALUE_BITS, FORMATS[3])
@@ -195,7 +192,7 @@ def attend_quantised(
         key_slot = key_slabs[0] // FORMATS[2] * kv_heads + head
         scores = tl.zeros((16, 64), tl.float32)
         for part in tl.static_range(PARTS):
-            places = own_of_part(part, KEY_BYTES, WIDTH // 4, PARTS)
+            places = own_of_part(part, 256 // KEY_BITS * WIDTH, WIDTH // 4, PARTS)
             keys = load_codes(keys_ptr, key_starts, places, KEY_BITS, SIZE)
             key_meta = load_key_meta(key_meta_ptr + key_slot * (2 * SIZE), part, SIZE, PARTS)
             if PARTS == 1:
