@@ -52,6 +52,7 @@ def _what_happened(outcome: Outcome) -> Iterator[Row]:
         "aborts": ledger.ended["abort"],
         "stop_tokens": ledger.ended["stop_token"],
         "requests": ledger.num_begun,
+        "rests": ledger.num_rests,
         "steps": outcome.num_steps,
     }
     for case, count in happened.items():

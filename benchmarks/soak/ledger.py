@@ -28,7 +28,7 @@ class Ledger:
         self.faults: Counter[str] = Counter()
         self.shown: list[str] = []
         self.ended: Counter[str] = Counter()  # by reason
-        self.num_begun = 0
+        self.num_begun = self.num_rests = 0
         self._live: dict[str, _Live] = {}
         self._sums = Counter(prompt_tokens=0, cached_tokens=0, completion_tokens=0)
 
@@ -78,9 +78,14 @@ class Ledger:
         for name, value in ours.items():
             told = f"totals say {theirs[name]} {name}, {value} were told"
             self._require(theirs[name] == value, "totals", told)
-        self.idle(num_blocks_missing)
+        self._require_free(num_blocks_missing)
 
     def idle(self, num_blocks_missing: int) -> None:
+        """All requests have ended by themselves, or by an abort that came long before."""
+        self.num_rests += 1
+        self._require_free(num_blocks_missing)
+
+    def _require_free(self, num_blocks_missing: int) -> None:
         left = f"{num_blocks_missing} blocks are not free in an idle engine"
         self._require(num_blocks_missing == 0, "blocks", left)
 

@@ -1,5 +1,6 @@
 """The loop: arrivals, aborts, a step, and a look at what came of it."""
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -113,12 +114,14 @@ class Soak:
         while (now_s := self._now_s()) < self._seconds:
             if now_s >= (num_lulls + 1) * self._seconds / (NUM_LULLS + 1):
                 num_lulls += 1
-                self._drain()
+                self._drain(self._seconds)
+                if self._engine.has_work:  # the time is up
+                    break
                 self._ledger.idle(self._num_blocks_missing())
             self._arrive()
             self._abort_some()
             self._step()
-        for seq_id in self._ledger.abortable:  # six lulls have shown that requests end
+        for seq_id in self._ledger.abortable:  # those before have shown that they end
             self._abort(seq_id)
         self._drain()
         self._ledger.close(self._engine.totals, self._num_blocks_missing())
@@ -153,9 +156,10 @@ class Soak:
         if self._engine.abort(seq_id) is not None:
             self._ledger.fault("ends", f"{seq_id} was aborted twice")
 
-    def _drain(self) -> None:
+    def _drain(self, until_s: float = math.inf) -> None:
+        """Until the engine is idle, or the time has come."""
         num_steps = 0
-        while self._engine.has_work:
+        while self._engine.has_work and self._now_s() < until_s:
             self._step()
             num_steps += 1
             if num_steps > MAX_STEPS_OF_A_REQUEST:

@@ -12,7 +12,7 @@ from benchmarks.results import Row
 from benchmarks.soak.bars import rows_of
 from benchmarks.soak.command import config_of, limits_of, write
 from benchmarks.soak.load import Load, Requests
-from benchmarks.soak.soak import Outcome, Soak
+from benchmarks.soak.soak import NUM_LULLS, Outcome, Soak
 from benchmarks.soak.watch import MemoryWatch, StepTimes, kind_of
 from deployments.errors import ModelFilesError
 from engine.cache.formats import BLOCK_SIZE
@@ -207,6 +207,20 @@ def test_a_request_that_never_ends_is_counted() -> None:
     many, outcome = soak(lambda engine, said: forget(said) if engine.num_steps > 50 else said)
     assert many["wrong_ends"].ours > 20
     assert len(outcome.ledger.shown) == 20
+
+
+def test_the_last_lull_ends_with_the_time() -> None:
+    """Its requests would take as long again: they are aborted, and nothing is missed for it."""
+
+    def dawdle(engine: FakeEngine, said: StepOutput) -> StepOutput:
+        if engine.clock.now_s > 0.85 * SECONDS:
+            engine.clock.now_s += 100 * STEP_S
+        return said
+
+    rows, outcome = soak(dawdle)
+    assert missed(rows) <= {"worst_step", "worst_step_cpu"}, outcome.ledger.shown
+    assert 0 < rows["rests"].ours < NUM_LULLS
+    assert outcome.seconds < 1.2 * SECONDS
 
 
 def test_broken_books_end_the_soak() -> None:
