@@ -221,8 +221,8 @@ MUTANTS = {
         ),
         Mutant(
             "slabs past the last",
-            "slab_bytes = kv_heads * (32 * SIZE)",
-            "slab_bytes = kv_heads * (64 * SIZE)",
+            "slab_bytes, in_slab = kv_heads * (32 * SIZE)",
+            "slab_bytes, in_slab = kv_heads * (64 * SIZE)",
             OutOfBounds,
             "load of",
             file="tiers",

@@ -60,8 +60,8 @@ MUTANTS = {
         ),
         Mutant(
             "keys of the first part",
-            "own_of_part(part, KEY_BYTES",
-            "own_of_part(0, KEY_BYTES",
+            "own_of_part(part, 256",
+            "own_of_part(0, 256",
             DIFFERS,
             file="tiers",
         ),
