@@ -16,6 +16,7 @@ from kernels.tiered_skip.rounding import SUM_ERROR
 # What rounded weights and values may add to an error, over the longest value.
 ARITHMETIC = 2e-3
 FLOAT64 = 1e-9  # what this module's own arithmetic may, of scores of thousands
+LEAST = torch.finfo(torch.float64).tiny  # a share below it has few digits, and a sigmoid none
 MIN_SKIPPED = 0.3
 MAX_EXAMPLES = 8
 LN_2 = 0.6931471805599453
@@ -146,7 +147,7 @@ class Launch:
         raised = LN_2 * masses[:, :, :num_cold].permute(1, 0, 3, 2)
         is_heavier = ~(blocks.log() + whole <= raised)
         counts = is_skipped.double().mean(-1) >= MIN_SKIPPED
-        is_beyond = share > certified * (1 + FLOAT64)
+        is_beyond = share > certified * (1 + FLOAT64) + LEAST
         figures = {
             "share": share,
             "certified": certified,

@@ -66,6 +66,22 @@ def test_a_lie_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
         assert {each["violated"] for each in tally.examples} >= shown[name]
 
 
+def test_a_share_that_no_double_has_whole_is_no_violation() -> None:
+    """Of e^-720 and less the sigmoid is 0 in float64, and the share is not."""
+    keys, values = torch.zeros(1, 1, 517, 64).bfloat16(), normal(1, 1, 517, 64)
+    keys[:, :, 64:128, 0] = -8
+    stored = store(keys, values, tiers_of(517, 64), K8V4)
+    skips = torch.zeros(1, 1, stored.num_cold, dtype=torch.int32)
+    skips[..., 0] = 1
+    query = torch.zeros(1, 4, 64).bfloat16()
+    query[..., 0] = torch.tensor([720, 728, 736, 744])
+
+    with checked():
+        tally = Launch(stored, Exact.of(stored, 0), query, skips, 0.9, 0.125).tally()
+
+    assert (tally.launched, tally.violations) == (4, 0)
+
+
 def test_few_skipped_blocks_are_no_check() -> None:
     launch = launch_of(K8V4)
     skips = torch.zeros_like(launch.skips)
