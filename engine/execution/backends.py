@@ -16,7 +16,8 @@ ATTENTION_BACKENDS: dict[str, BackendClass] = {
 }
 WORK = {
     "triton": "triton, all by our own kernels",
-    "vllm_flash_attn": "vllm_flash_attn, prompts by FlashAttention 3, decodes by our own kernel",
+    "vllm_flash_attn": "vllm_flash_attn, prompts by FlashAttention 3, decodes and recorded short "
+    "prompts by our own kernels",
     "torch": "torch, plain PyTorch",
 }
 

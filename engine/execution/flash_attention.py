@@ -1,4 +1,5 @@
-"""Chunks of prompts by FlashAttention 3, as vllm carries it; single tokens by our own kernel.
+"""Chunks of prompts by FlashAttention 3, as vllm carries it; single tokens, and short prompts where
+their attention is recorded, by our own kernels.
 
 On an H200 it takes 1.00 (32 x 8K) to 1.06 (1 x 128K) of our kernel's time for decodes, by
 benchmarks/results/engine-exact-h200.json. Of a prompt of 8K ours makes 495 TFLOP/s
@@ -7,9 +8,9 @@ benchmarks/results/engine-exact-h200.json. Of a prompt of 8K ours makes 495 TFLO
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -64,8 +65,7 @@ class VllmFlashAttention(TritonAttention):
             return super().attend_chunks(layer, query, chunks)
         window = self._windows[layer]
         max_context_len = chunks.block_tables.shape[1] * self._kv.block_size
-        num_heads, num_kv_heads = query.shape[1], self._kv.block_shape[-2]
-        rows = [length * num_heads // num_kv_heads for length in chunks.query_lens]
+        heads = query.shape[1], self._kv.block_shape[-2]
         return self._flash(
             q=query[chunks.rows],
             k=self._kv.keys[layer],
@@ -78,19 +78,25 @@ class VllmFlashAttention(TritonAttention):
             softmax_scale=self._scale,
             causal=True,
             window_size=None if window is None else [window - 1, 0],
-            num_splits=num_splits(rows, num_kv_heads, max_context_len, self._num_sms),
+            num_splits=num_splits(chunks.query_lens, *heads, max_context_len, self._num_sms),
             fa_version=VERSION,
         )
 
 
-def num_splits(rows: Sequence[int], num_kv_heads: int, max_context_len: int, num_sms: int) -> int:
+@lru_cache(maxsize=1)  # all layers of a step ask the same
+def num_splits(
+    query_lens: tuple[int, ...],
+    num_heads: int,
+    num_kv_heads: int,
+    max_context_len: int,
+    num_sms: int,
+) -> int:
     """Into how many parts a context is cut at most: as many as run at once beside each other. One
     wave, for one and a little takes the time of two: of 384 tokens of a Llama 3.1 8B at 64K, 96
-    tiles on 132 SMs, an H200 makes 593 TFLOP/s whole and 429 as FlashAttention cuts them itself.
-
-    rows: of each chunk, those that share a KV head.
+    tiles on 132 SMs, an H200 makes 505 TFLOP/s whole and 429 as FlashAttention cuts them itself.
     """
-    num_tiles = num_kv_heads * sum(cdiv(each, TILE_ROWS) for each in rows)
+    group = num_heads // num_kv_heads
+    num_tiles = num_kv_heads * sum(cdiv(group * each, TILE_ROWS) for each in query_lens)
     return max(1, min(num_sms // num_tiles, max_context_len // LEAST_SPLIT_TOKENS))
 
 

@@ -87,5 +87,4 @@ class PromptAttentionGraphs:
 
 def prompt_sizes(max_rows: int) -> list[int]:
     """Largest first, of steps of at most so many rows."""
-    smaller = [size for size in SIZES if size < max_rows]
-    return [max_rows, *smaller] if max_rows < max(SIZES) else list(SIZES)
+    return sorted({min(size, max_rows) for size in SIZES}, reverse=True)

@@ -133,8 +133,8 @@ def test_chunks_go_to_flash_attention_and_nothing_else(monkeypatch: pytest.Monke
 def test_a_context_is_cut_into_what_runs_at_once(
     query_lens: list[int], context_len: int, expected: int
 ) -> None:
-    rows = [4 * query_len for query_len in query_lens]  # of heads like a Llama 3.1 8B's
-    assert num_splits(rows, 8, context_len, 132) == expected
+    """Of heads like a Llama 3.1 8B's."""
+    assert num_splits(tuple(query_lens), 32, 8, context_len, 132) == expected
 
 
 def test_float32_goes_through_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
