@@ -115,7 +115,7 @@ class Soak:
             if now_s >= (num_lulls + 1) * self._seconds / (NUM_LULLS + 1):
                 num_lulls += 1
                 self._drain(self._seconds)
-                if self._engine.has_work:  # the time is up
+                if self._engine.has_work:  # the time is up, or requests never end
                     break
                 self._ledger.idle(self._num_blocks_missing())
             self._arrive()
