@@ -21,7 +21,7 @@ FORMS = grid(
     BLOCK=(128,),
     TILE=(16, 32, 64),
     num_warps=(1, 2, 4),
-    num_stages=(3, 5),
+    num_stages=(3, 5, 7),
     programs_per_sm=(4, 8, 12),
 )
 ATTENTION_KNOBS = {
