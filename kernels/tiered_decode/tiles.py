@@ -232,17 +232,23 @@ def nothing_attended(SIZE: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr
 
 
 @triton.jit
-def weighed(scores, factor, greatest, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """One step of the softmax: (weights, shrink, greatest, total)."""
+def weights_of(scores, factor, greatest, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(weights, shrink, greatest, each lane's sums of its own columns' weights)"""
     new_greatest = tl.maximum(greatest, tl.max(scores, 1) * factor)
     shrink = tl.exp2(greatest - new_greatest)
     shape: tl.constexpr = (ROWS, COLUMNS)
     steep = tl.broadcast_to(factor[:, None], shape)
     shift = tl.broadcast_to((-new_greatest + WEIGHT)[:, None], shape)
     weights = tl.exp2(tl.fma(scores, steep, shift))
-    # Each lane adds up its own columns.
     sums = tl.sum(tl.sum(weights.reshape(ROWS, COLUMNS // 8, 4, 2), 3), 1)
-    return weights, shrink, new_greatest, total * shrink[:, None] + sums
+    return weights, shrink, new_greatest, sums
+
+
+@triton.jit
+def weighed(scores, factor, greatest, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """One step of the softmax: (weights, shrink, greatest, total)."""
+    weights, shrink, greatest, sums = weights_of(scores, factor, greatest, ROWS, COLUMNS)
+    return weights, shrink, greatest, total * shrink[:, None] + sums
 
 
 @triton.jit
