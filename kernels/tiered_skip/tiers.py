@@ -131,10 +131,9 @@ def attend_unskipped(
     STAGES: tl.constexpr,
     SKIPS: tl.constexpr,
 ):
-    """As `attend_quantised`, where a block has zero in `skips`, which is not asked unless SKIPS;
-    stores the masses of all -> (state, each lane's sums of weights of what was skipped, whether any
-    was). skipping: skips, masses, how many a block has, by what they are raised and divided by
-    WEIGHT."""
+    """As `attend_quantised`, where a block has zero in `skips`, as all have unless SKIPS; stores all
+    masses -> (state, each lane's sums of weights of what was skipped, whether any was). skipping:
+    skips, masses, how many a block has, by what they are raised and divided by WEIGHT."""
     SIZE: tl.constexpr = FORM[0]
     ROWS: tl.constexpr = FORM[1]
     KEY_BITS: tl.constexpr = FORMATS[0]
