@@ -131,9 +131,9 @@ def attend_unskipped(
     STAGES: tl.constexpr,
     SKIPS: tl.constexpr,
 ):
-    """As `attend_quantised`, where a block has zero in `skips`, as all have unless SKIPS; stores all
-    masses -> (state, each lane's sums of weights of what was skipped, whether any was). skipping:
-    skips, masses, how many a block has, by what they are raised and divided by WEIGHT."""
+    """As `attend_quantised`, where a block has zero in `skips`, as all have unless SKIPS; stores
+    masses of all -> (state, each lane's sums of weights of what was skipped, whether any was).
+    skipping: skips, masses, how many a block has, by what they are raised and divided by WEIGHT."""
     SIZE: tl.constexpr = FORM[0]
     ROWS: tl.constexpr = FORM[1]
     KEY_BITS: tl.constexpr = FORMATS[0]
@@ -162,9 +162,8 @@ def attend_unskipped(
             is_read, value_meta_ptr, value_slabs, head, kv_heads, FORMATS
         )
         scores = added_scores(0, query, keys, key_meta, 0, KEY_BITS, WIDTH, 1)
-        weights, shrink, greatest, sums = weights_of(
-            first_rows(scores, ROWS, 64), factor, greatest, ROWS, 64
-        )
+        scores = first_rows(scores, ROWS, 64)
+        weights, shrink, greatest, sums = weights_of(scores, factor, greatest, ROWS, 64)
         mass = greatest + log2_fast(tl.sum(sums, 1) + LOST) + raised
         tl.store(masses_ptr + block * group + row, mass, mask=row < group)
         total = total * shrink[:, None] + tl.where(is_read, sums, 0.0)
