@@ -2,9 +2,8 @@
 before it on the stream still runs, and wait for what it stores.
 
 A kernel that calls `wait_for_earlier_kernels` is launched so; on earlier GPUs both functions do
-nothing. Every program waits, and only then lets the next kernel start; one with nothing to do may
-end at once, where another of its launch waits in any case: else what is launched later could read
-too early. So what it loads before it waits may be stored by any kernel but the one before.
+nothing. Every program waits, or what is launched later could read too early, and only then lets the
+next kernel start. So what it loads before it waits may be stored by any kernel but the one before.
 (CUDA C++ Programming Guide, Programmatic Dependent Launch and Synchronization)
 """
 

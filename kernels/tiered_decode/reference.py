@@ -57,7 +57,6 @@ MERGE_CONTRACT = Contract(
 # stages where a block is of 4 bits, for two blocks are under way then; three of 8 bits, whose
 # blocks are twice as large.
 STAGES = {(4, 4): 5, (8, 4): 3, (8, 8): 3}
-AHEAD = 2  # cold blocks that a program brings into the L2 while the kernel before still runs
 SIZES = (64, 128, 256)
 SERVED_SIZE = 128  # of the models that want tiers
 PROGRAMS_PER_SM = 8

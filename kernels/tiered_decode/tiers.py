@@ -11,7 +11,6 @@ FORM: (SIZE, ROWS, PARTS). FORMATS: bits of keys and of values, grains of keys a
 import triton
 import triton.language as tl
 
-from kernels.tiered_decode import reference
 from kernels.tiered_decode.tiles import (
     accumulated,
     bias_and_zeros,
@@ -23,7 +22,6 @@ from kernels.tiered_decode.tiles import (
     no_tiles,
     own_of_part,
     pair_of,
-    prefetch_meta,
     prefetch_slabs,
     slab_at,
     twice,
@@ -33,36 +31,23 @@ from kernels.tiered_decode.tiles import (
 )
 from kernels.tiered_plan import kernel as fields
 
-AHEAD = tl.constexpr(reference.AHEAD)
-
-
-@triton.jit
-def prefetch_cold(
-    table_ptr, slabs_ptr, meta_ptr, first, last, head, kv_heads, FORMAT: tl.constexpr
-):
-    """Of the blocks from `first` to `last` those that are AHEAD, keys or values. table_ptr: where
-    cold blocks begin. FORMAT: bits, grain, bytes of a slab, scales and zeros of a slot."""
-    SLABS: tl.constexpr = FORMAT[0] // 4
-    place = first * SLABS + tl.arange(0, AHEAD * SLABS)
-    slabs = tl.load(table_ptr + place, mask=place < last * SLABS, other=0)
-    prefetch_slabs(slabs_ptr, slabs, head, kv_heads, FORMAT[2])
-    prefetch_meta(meta_ptr, slabs // FORMAT[1], head, kv_heads, FORMAT[3])
-
 
 @triton.jit
 def begin_cold(
     record_ptr, arenas, tables, head, kv_heads, FORMATS: tl.constexpr, SIZE: tl.constexpr
 ):
     """Where in its tables the cold blocks of a run's sequence begin, and which of them the run has:
-    (first, after the last). The first ones are under way when this returns, though the kernel
-    before, which stores no cold one, may not have ended."""
+    (first, after the last). The first is under way when this returns, though the kernel before,
+    which stores no cold one, may not have ended."""
     cold_start = tl.load(record_ptr + fields.SINK_SLABS)
     first = tl.load(record_ptr + fields.FIRST_COLD)
     last = tl.load(record_ptr + fields.LAST_COLD)
-    KEYS: tl.constexpr = (FORMATS[0], FORMATS[2], SIZE, 2 * SIZE)
-    VALUES: tl.constexpr = (FORMATS[1], FORMATS[3], SIZE, 128)
-    prefetch_cold(tables[0] + cold_start, arenas[0], arenas[2], first, last, head, kv_heads, KEYS)
-    prefetch_cold(tables[1] + cold_start, arenas[1], arenas[3], first, last, head, kv_heads, VALUES)
+    has_cold = first < last
+    at_key = tables[0] + cold_start + first * (FORMATS[0] // 4)
+    at_value = tables[1] + cold_start + first * (FORMATS[1] // 4)
+    key = tl.load(at_key, mask=has_cold, other=0)
+    value = tl.load(at_value, mask=has_cold, other=0)
+    prefetch_slabs(arenas, key, value, head, kv_heads, FORMATS[2], FORMATS[3], SIZE)
     return cold_start, (first, last)
 
 

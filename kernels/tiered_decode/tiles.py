@@ -232,23 +232,17 @@ def nothing_attended(SIZE: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr
 
 
 @triton.jit
-def weights_of(scores, factor, greatest, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(weights, shrink, greatest, each lane's sums of its own columns' weights)"""
+def weighed(scores, factor, greatest, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """One step of the softmax: (weights, shrink, greatest, total)."""
     new_greatest = tl.maximum(greatest, tl.max(scores, 1) * factor)
     shrink = tl.exp2(greatest - new_greatest)
     shape: tl.constexpr = (ROWS, COLUMNS)
     steep = tl.broadcast_to(factor[:, None], shape)
     shift = tl.broadcast_to((-new_greatest + WEIGHT)[:, None], shape)
     weights = tl.exp2(tl.fma(scores, steep, shift))
+    # Each lane adds up its own columns.
     sums = tl.sum(tl.sum(weights.reshape(ROWS, COLUMNS // 8, 4, 2), 3), 1)
-    return weights, shrink, new_greatest, sums
-
-
-@triton.jit
-def weighed(scores, factor, greatest, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """One step of the softmax: (weights, shrink, greatest, total)."""
-    weights, shrink, greatest, sums = weights_of(scores, factor, greatest, ROWS, COLUMNS)
-    return weights, shrink, greatest, total * shrink[:, None] + sums
+    return weights, shrink, new_greatest, total * shrink[:, None] + sums
 
 
 @triton.jit
@@ -325,16 +319,27 @@ def unit_query(query, WIDTH: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constex
 
 
 @triton.jit
-def prefetch_slabs(slabs_ptr, slabs, head, kv_heads, SIZE: tl.constexpr):
-    """One head's part of each of these, [slabs]."""
-    part = slabs.to(tl.int64) * kv_heads + head
-    lines = tl.arange(0, SIZE // 4) * 128
-    prefetch_lines(slabs_ptr + (part * (32 * SIZE))[:, None] + lines[None, :])
-
-
-@triton.jit
-def prefetch_meta(meta_ptr, slots, head, kv_heads, COUNT: tl.constexpr):
-    """COUNT scales and zeros of one head in each of these, [slots]."""
-    part = slots.to(tl.int64) * kv_heads + head
-    lines = tl.arange(0, COUNT // 64) * 64
-    prefetch_lines(meta_ptr + (part * COUNT)[:, None] + lines[None, :])
+def prefetch_slabs(
+    arenas,
+    key_slab,
+    value_slab,
+    head,
+    kv_heads,
+    KEY_GRAIN: tl.constexpr,
+    VALUE_GRAIN: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """One head's part of two slabs, and of their metadata."""
+    if not IS_INTERPRETED:
+        key_slabs_ptr, value_slabs_ptr, key_meta_ptr, value_meta_ptr, _, _ = arenas
+        key_part = key_slab.to(tl.int64) * kv_heads + head
+        key_slot = (key_slab // KEY_GRAIN).to(tl.int64) * kv_heads + head
+        value_part = value_slab.to(tl.int64) * kv_heads + head
+        value_slot = (value_slab // VALUE_GRAIN).to(tl.int64) * kv_heads + head
+        line = tl.arange(0, 32)
+        for at in tl.static_range(0, SIZE, 128):
+            prefetch_lines(key_slabs_ptr + key_part * (32 * SIZE) + line * SIZE + at)
+        prefetch_lines(key_meta_ptr + key_slot * (2 * SIZE) + line * 64 % (2 * SIZE))
+        for at in tl.static_range(0, SIZE, 128):
+            prefetch_lines(value_slabs_ptr + value_part * (32 * SIZE) + line * SIZE + at)
+        prefetch_lines(value_meta_ptr + value_slot * 128 + line * 64 % 128)

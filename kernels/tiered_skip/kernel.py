@@ -31,7 +31,6 @@ from kernels.tiered_skip.tiers import (
     limit_of_part,
     merged_sums,
     raised_by,
-    skips_any,
     with_sums,
 )
 
@@ -121,15 +120,20 @@ def tiered_skip_kernel(
     tl.device_assert(cold[1] <= blocks, "blocks that skips have no place for")
     raised -= WEIGHT
     skipping = (skips_ptr + own, masses_ptr + own * group, group, raised)
-    cold_tier = (arenas, tables, cold, skipping, head, kv_heads)
-    if skips_any(skipping[0], cold):
-        state, skipped, any_skipped = attend_unskipped(
-            query, factor, state, *cold_tier, COLD, FORM, STAGES, True
-        )
-    else:
-        state, skipped, any_skipped = attend_unskipped(
-            query, factor, state, *cold_tier, COLD, FORM, STAGES, False
-        )
+    state, skipped, any_skipped = attend_unskipped(
+        query,
+        factor,
+        state,
+        arenas,
+        tables,
+        cold,
+        skipping,
+        head,
+        kv_heads,
+        COLD,
+        FORM,
+        STAGES,
+    )
     # Over the greatest weight of the cold tier and of the tokens: a warm one's may be greater.
     skipped = state[0] + tl.log2(tl.sum(skipped, 1) + LOST) + raised
     skipped = tl.where(any_skipped > 0, skipped, float("-inf"))
@@ -199,13 +203,8 @@ def tiered_skip_again_kernel(
     TILE: tl.constexpr,
 ):
     head = tl.program_id(0)
-    # Sequences' own records first, of which most have no run: they leave their places to others.
-    # One program waits whatever it has, or what is launched next would not.
-    nth = records - 1 - tl.program_id(1)
-    record_ptr = plan_ptr + nth * fields.RECORD_SIZE
+    record_ptr = plan_ptr + tl.program_id(1) * fields.RECORD_SIZE
     run = tl.load(record_ptr + fields.RUN)
-    if (run == fields.NO_RUN) & (nth > 0):
-        return
     row = tl.load(record_ptr + fields.SEQUENCE).to(tl.int64)
     group = heads // kv_heads
     sequence_ptr = plan_ptr + (records - sequences + row) * fields.RECORD_SIZE

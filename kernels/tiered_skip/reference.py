@@ -103,10 +103,8 @@ SIZES = (64, 128)
 MARGIN = 2.0**-9  # for rounded sums, to base 2: of so much less than epsilon limits are found
 NUM_HALVINGS = 8
 PART = 512  # blocks for which a limit is found
-FLAGS = 32  # blocks that a program looks at together, whether to skip one of them
-TILE = 32  # and whether to read them again
+TILE = 32  # blocks that a program looks at together, whether to read them again
 SUMS = 64  # of runs, that a program merges at a time
-FEW_RUNS = 16  # that it merges in less time
 MERGE_META = {"COLUMNS": 64, "SPLITS": 8, "num_warps": 1}
 SERVED_MERGE_META = MERGE_META | {"SIZE": SERVED_SIZE}
 

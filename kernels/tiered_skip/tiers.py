@@ -17,7 +17,7 @@ from kernels.tiered_decode.tiles import (
     LEAST,
     accumulated,
     first_rows,
-    weights_of,
+    weighed,
 )
 from kernels.tiered_skip import reference, rounding
 
@@ -26,8 +26,6 @@ SUM_ERROR = tl.constexpr(rounding.SUM_ERROR)
 LOST = tl.constexpr(rounding.LOST)
 MARGIN = tl.constexpr(reference.MARGIN)
 NUM_HALVINGS = tl.constexpr(reference.NUM_HALVINGS)
-FEW_RUNS = tl.constexpr(reference.FEW_RUNS)
-FLAGS = tl.constexpr(reference.FLAGS)
 
 
 @triton.jit
@@ -106,16 +104,6 @@ def with_values(
 
 
 @triton.jit
-def skips_any(skips_ptr, blocks):
-    """Whether one of the blocks is to be skipped."""
-    found = tl.zeros((FLAGS,), tl.int32)
-    for start in range(blocks[0], blocks[1], FLAGS):
-        block = start + tl.arange(0, FLAGS)
-        found |= tl.load(skips_ptr + block, mask=block < blocks[1], other=0)
-    return tl.max((found != 0).to(tl.int32), 0) > 0
-
-
-@triton.jit
 def attend_unskipped(
     query,
     factor,
@@ -129,11 +117,10 @@ def attend_unskipped(
     FORMATS: tl.constexpr,
     FORM: tl.constexpr,
     STAGES: tl.constexpr,
-    SKIPS: tl.constexpr,
 ):
-    """As `attend_quantised`, where a block has zero in `skips`, as all have unless SKIPS; stores
-    masses of all -> (state, each lane's sums of weights of what was skipped, whether any was).
-    skipping: skips, masses, how many a block has, by what they are raised and divided by WEIGHT."""
+    """As `attend_quantised`, where a block has zero in `skips`; stores the masses of all -> (state,
+    each lane's sums of weights of what was skipped, whether any was). skipping: skips, masses, how
+    many a block has, by what they are raised and divided by WEIGHT."""
     SIZE: tl.constexpr = FORM[0]
     ROWS: tl.constexpr = FORM[1]
     KEY_BITS: tl.constexpr = FORMATS[0]
@@ -149,7 +136,7 @@ def attend_unskipped(
     row = tl.arange(0, ROWS)
     any_skipped, skipped = 0, nothing
     for block in tl.range(blocks[0], blocks[1], num_stages=STAGES):
-        is_read = tl.load(skips_ptr + block) == 0 if SKIPS else tl.full((), 1, tl.int1)
+        is_read = tl.load(skips_ptr + block) == 0
         value_slabs = slabs_of(tables[1], block, num_values, VALUE_BITS, FORMATS[3])
         key_slabs = slabs_of(tables[0], block, num_keys, KEY_BITS, FORMATS[2])
         key_starts = key_slabs[1] * slab_bytes + in_slab
@@ -162,8 +149,9 @@ def attend_unskipped(
             is_read, value_meta_ptr, value_slabs, head, kv_heads, FORMATS
         )
         scores = added_scores(0, query, keys, key_meta, 0, KEY_BITS, WIDTH, 1)
-        scores = first_rows(scores, ROWS, 64)
-        weights, shrink, greatest, sums = weights_of(scores, factor, greatest, ROWS, 64)
+        weights, shrink, greatest, sums = weighed(
+            first_rows(scores, ROWS, 64), factor, greatest, nothing, ROWS, 64
+        )
         mass = greatest + log2_fast(tl.sum(sums, 1) + LOST) + raised
         tl.store(masses_ptr + block * group + row, mass, mask=row < group)
         total = total * shrink[:, None] + tl.where(is_read, sums, 0.0)
@@ -188,9 +176,7 @@ def with_sums(state, lse):
 
 
 @triton.jit
-def merged_sums_of(
-    one_ptr, other_ptr, num_runs, heads, group, ROWS: tl.constexpr, SUMS: tl.constexpr
-):
+def merged_sums(one_ptr, other_ptr, num_runs, heads, group, ROWS: tl.constexpr, SUMS: tl.constexpr):
     """Two of all runs of a sequence, for the heads of a group, [ROWS], as logarithms to base 2."""
     row = tl.arange(0, ROWS)
     one = tl.full((ROWS,), LEAST, tl.float32), tl.zeros((ROWS,), tl.float32)
@@ -203,16 +189,6 @@ def merged_sums_of(
         of_other = tl.load(other_ptr + places, mask=mask, other=float("-inf"))
         one, other = with_sums(one, of_one), with_sums(other, of_other)
     return one[0] + tl.log2(one[1]), other[0] + tl.log2(other[1])
-
-
-@triton.jit
-def merged_sums(one_ptr, other_ptr, num_runs, heads, group, ROWS: tl.constexpr, SUMS: tl.constexpr):
-    """As `merged_sums_of`, in a smaller tile where that is enough."""
-    if num_runs <= FEW_RUNS:
-        both = merged_sums_of(one_ptr, other_ptr, num_runs, heads, group, ROWS, FEW_RUNS)
-    else:
-        both = merged_sums_of(one_ptr, other_ptr, num_runs, heads, group, ROWS, SUMS)
-    return both
 
 
 @triton.jit

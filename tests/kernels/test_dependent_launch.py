@@ -26,9 +26,9 @@ LOADS_BEFORE = {
     "rope_append": 0,
     "silu_mul": 0,
     "tiered_append": 0,
-    "tiered_decode": 14,
+    "tiered_decode": 8,
     "tiered_decode_merge": 2,
-    "tiered_skip": 14,
+    "tiered_skip": 8,
     "tiered_skip_again": 4,
     "tiered_skip_merge": 2,
 }

@@ -110,18 +110,6 @@ def test_parts_have_limits_of_their_own(monkeypatch: pytest.MonkeyPatch, num_run
         assert 0 < left_out[0, 0, part].sum() < case.skips[0, 0, part].sum()
 
 
-@pytest.mark.parametrize("num_runs", [1, 20])
-def test_one_block_of_many_is_skipped(num_runs: int) -> None:
-    """All that one program looks at, but for one beyond what it looks at together."""
-    case = skipping(torch.tensor([[0, 2560, 2560, 2570]]).int(), 1, 2, 64, INT4, share=0.0)
-    for each in (case.skips, case.left_out):
-        each[0, 0, 38] = 1
-    assert_right(case, 0.9999, num_runs)
-    *_, skipped, _, left_out = attended(case, 0.9999, num_runs)
-    assert skipped.isfinite().all()
-    assert left_out[0, 0].nonzero().tolist() == [[38]]
-
-
 def test_values_that_are_skipped_are_not_read() -> None:
     case = skipping(bounds_of([700], warm=64), 1, 2, 64, INT4)
     chosen = case.cache.value_tables[0, 4:10].long()[case.skips[0, 0, :6].bool()]
