@@ -64,7 +64,7 @@ def share_of_a_run(
     SEQUENCES: tl.constexpr,
 ):
     """What a run takes, and what a sequence's cost is rounded up to a multiple of: the same where
-    no run is to go on in a second sequence; and how many runs are then left to be dealt out."""
+    no run is to go on in a second sequence."""
     whole = tl.zeros((SEQUENCES,), tl.int32)
     for start in range(0, sequences, SEQUENCES):
         each = start + tl.arange(0, SEQUENCES)
@@ -78,19 +78,10 @@ def share_of_a_run(
         each = start + tl.arange(0, SEQUENCES)
         costs = costs_of(bounds_ptr, each, each < sequences, KEY_BITS, VALUE_BITS)
         pieces += tl.cdiv(costs[:, None], enough[None, :])
-    pieces = tl.sum(pieces, 0)
-    found = tl.min(tl.where(pieces <= runs, enough, most + 1), 0)
+    is_enough = tl.sum(pieces, 0) <= runs
+    found = tl.min(tl.where(is_enough, enough, most + 1), 0)
     fits = found <= most
-    left = tl.max(tl.where((enough == found) & fits, runs - pieces, 0), 0)
-    left = tl.where(left < sequences, left, 0) if VALUE_BITS == 8 else 0
-    return tl.where(fits, found, most), tl.where(fits, found, 1), left
-
-
-@triton.jit
-def rounded(cost, sequence, unit, left):
-    """Up to units, and one more of the first sequences, as many as are left."""
-    more = ((sequence < left) & (cost > 0)).to(tl.int32)
-    return (tl.cdiv(cost, unit) + more) * unit
+    return tl.where(fits, found, most), tl.where(fits, found, 1)
 
 
 @triton.jit
@@ -101,7 +92,6 @@ def waiting_before(
     sequences,
     per_run,
     unit,
-    left,
     KEY_BITS: tl.constexpr,
     VALUE_BITS: tl.constexpr,
     SEQUENCES: tl.constexpr,
@@ -112,7 +102,7 @@ def waiting_before(
     for start in range(0, sequences, SEQUENCES):
         each = start + tl.arange(0, SEQUENCES)
         costs = costs_of(bounds_ptr, each, each < sequences, KEY_BITS, VALUE_BITS)
-        costs = rounded(costs, each, unit, left)
+        costs = tl.cdiv(costs, unit) * unit
         gone = (before_all + tl.cumsum(costs, 0) - costs) % per_run
         others = tl.where(gone > 0, tl.minimum(costs, per_run - gone), 0)
         is_first = each[None, :] < row[:, None]
@@ -150,9 +140,7 @@ def tiered_plan_kernel(
     SEQUENCES: tl.constexpr,
 ):
     runs = records - sequences
-    per_run, unit, left = share_of_a_run(
-        bounds_ptr, sequences, runs, KEY_BITS, VALUE_BITS, SEQUENCES
-    )
+    per_run, unit = share_of_a_run(bounds_ptr, sequences, runs, KEY_BITS, VALUE_BITS, SEQUENCES)
     place = tl.program_id(0) * RECORDS + tl.arange(0, RECORDS)
     is_run = place < runs
     begin = place * per_run
@@ -163,7 +151,7 @@ def tiered_plan_kernel(
         each = start + tl.arange(0, SEQUENCES)
         is_sequence = each < sequences
         costs = costs_of(bounds_ptr, each, is_sequence, KEY_BITS, VALUE_BITS)
-        costs = rounded(costs, each, unit, left)
+        costs = tl.cdiv(costs, unit) * unit
         ends = before_all + tl.cumsum(costs, 0)
         is_before = tl.where(
             is_run[:, None],
@@ -180,21 +168,16 @@ def tiered_plan_kernel(
     has_sequence = mask & (sequence < sequences)
     tokens, cold, warm = steps_of(bounds_ptr, sequence, has_sequence, VALUE_BITS)
     cold_cost: tl.constexpr = KEY_BITS // 4 + VALUE_BITS // 4
-    cost = costs_of(bounds_ptr, sequence, has_sequence, KEY_BITS, VALUE_BITS)
-    whole = rounded(cost, sequence, unit, left)
     first_run = base // per_run
     offset = tl.where(is_run & has_sequence, begin - base, 0)
-    end = offset + per_run
-    if unit == per_run:
-        num_runs = tl.maximum(whole // per_run, 1)
-        offset = offset // per_run * cost // num_runs
-        end = end // per_run * cost // num_runs
-    end = tl.where(is_run, end, first_run * per_run - base + per_run)
+    end = tl.where(is_run, offset, first_run * per_run - base) + per_run
     store_steps(record + FIRST_TOKEN_SLAB, offset, end, 0, 2, tokens, mask)
     start = start_of_codes(tokens, cold, warm)
     store_steps(record + FIRST_COLD, offset, end, start, cold_cost, cold, mask)
     store_steps(record + FIRST_WARM, offset, end, start + cold_cost * cold, 4, warm, mask)
-    last_run = tl.cdiv(base + whole, per_run)
+    cost = costs_of(bounds_ptr, sequence, has_sequence, KEY_BITS, VALUE_BITS)
+    cost = tl.cdiv(cost, unit) * unit
+    last_run = tl.cdiv(base + cost, per_run)
     is_own = ~is_run & (cost > 0)
     run = tl.where(is_own & (base % per_run > 0), first_run, NO_RUN)
     run = tl.where(is_run & has_sequence, place, run)
@@ -213,16 +196,7 @@ def tiered_plan_kernel(
     tl.store(record + WARM_BLOCKS, warm, mask=mask)
     own = tl.where(base % per_run > 0, tl.minimum(cost, per_run - base % per_run), 0)
     before = waiting_before(
-        bounds_ptr,
-        place - runs,
-        own,
-        sequences,
-        per_run,
-        unit,
-        left,
-        KEY_BITS,
-        VALUE_BITS,
-        SEQUENCES,
+        bounds_ptr, place - runs, own, sequences, per_run, unit, KEY_BITS, VALUE_BITS, SEQUENCES
     )
     turn_ptr = plan_ptr + tl.where(is_run, place, runs + before) * RECORD_SIZE + TURN
     tl.store(turn_ptr, place, mask=mask)

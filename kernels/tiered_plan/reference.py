@@ -3,10 +3,7 @@
 Slabs have the same bytes in every format, and reading them is what a step costs. A run that goes on
 in a second sequence needs a second program for that, and no more programs run at once than there
 are runs. So runs take a little more than their share, as much as it takes that none goes on; where
-it takes too much, some places are left to the second programs. Where none goes on and values have 8
-bits, runs that would have nothing are dealt out too, one to each of the first sequences, if there
-are more of those: on an H200 32 x 8K took 138.0 us so instead of 139.7; of 4 bits as long or
-longer, and one sequence too, for there is more to merge.
+it takes too much, some places are left to the second programs.
 """
 
 from typing import NamedTuple
@@ -84,10 +81,14 @@ def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.
     takes less of its first one, and the longest is served first. Their turns are told by TURN.
     """
     costs = [_steps(each, formats)[-1].end for each in bounds.tolist()]
-    per_run, counts = _dealt(costs, num_runs, formats)
-    wholes = costs
-    if counts is not None:
-        costs = [count * per_run for count in counts]
+    num_spared = num_runs // SPARED
+    least, per_run = (max(1, cdiv(sum(costs), num_runs - spared)) for spared in (0, num_spared))
+    step = max(1, cdiv(per_run - least, CANDIDATES))
+    for enough in range(least, min(per_run, least + (CANDIDATES - 1) * step) + 1, step):
+        if sum(cdiv(cost, enough) for cost in costs) <= num_runs:
+            per_run = enough
+            costs = [cdiv(cost, enough) * enough for cost in costs]
+            break
     starts = [sum(costs[:row]) for row in range(len(costs) + 1)]
     records = torch.zeros(num_runs + len(costs), RECORD_SIZE, dtype=torch.int32)
     records[:, RUN] = NO_RUN
@@ -101,11 +102,8 @@ def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.
         row = sum(each <= begin for each in starts[1:])
         records[run, SEQUENCE] = row
         if row < len(costs):
-            begin, end = begin - starts[row], begin - starts[row] + per_run
-            if counts is not None:
-                nth, whole, count = begin // per_run, wholes[row], counts[row]
-                begin, end = nth * whole // count, (nth + 1) * whole // count
-            records[run] = _taken(bounds[row].tolist(), begin, end, formats)
+            offset = begin - starts[row]
+            records[run] = _taken(bounds[row].tolist(), offset, offset + per_run, formats)
             records[run, SEQUENCE], records[run, RUN] = row, run
     for row, (start, cost) in enumerate(zip(starts[:-1], costs, strict=True)):
         record = _taken(bounds[row].tolist(), 0, per_run - start % per_run, formats)
@@ -115,22 +113,6 @@ def tiered_plan(bounds: torch.Tensor, num_runs: int, formats: Formats) -> torch.
         records[num_runs + row] = record
     records[:, TURN] = torch.tensor([*range(num_runs), *(num_runs + row for row in turns)])
     return records
-
-
-def _dealt(costs: list[int], num_runs: int, formats: Formats) -> tuple[int, list[int] | None]:
-    """What a run takes, and how many runs take a sequence each, where none goes on in a second one:
-    they take equal shares of it."""
-    num_spared = num_runs // SPARED
-    least, most = (max(1, cdiv(sum(costs), num_runs - spared)) for spared in (0, num_spared))
-    step = max(1, cdiv(most - least, CANDIDATES))
-    for enough in range(least, min(most, least + (CANDIDATES - 1) * step) + 1, step):
-        counts = [cdiv(cost, enough) for cost in costs]
-        if sum(counts) <= num_runs:
-            left = num_runs - sum(counts) if formats.value_bits == WARM_BITS else 0
-            if left < len(costs):
-                counts = [count + (row < left and count > 0) for row, count in enumerate(counts)]
-            return enough, counts
-    return most, None
 
 
 class _Steps(NamedTuple):

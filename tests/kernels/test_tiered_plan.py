@@ -91,22 +91,5 @@ def test_equal_sequences_are_cut_alike() -> None:
     assert plan[:, reference.RUN].tolist() == [*range(128), *[reference.NO_RUN] * 36]
 
 
-@pytest.mark.parametrize("formats", FORMATS)
-def test_of_8_bits_no_run_is_without_a_sequence(formats: Formats) -> None:
-    bounds = torch.tensor([[0, 8192, 8192, 8192]] * 32, dtype=torch.int32)
-    plan = reference.tiered_plan(bounds, 132, formats)
-    num_first = 5 if formats == FORMATS[2] else 4
-    assert plan[132:, reference.NUM_RUNS].tolist() == [num_first] * 4 + [4] * 28
-    assert (plan[:132, reference.RUN] >= 0).sum() == 4 * num_first + 112
-    blocks = plan[:num_first, reference.LAST_COLD] - plan[:num_first, reference.FIRST_COLD]
-    assert blocks.max() - blocks.min() <= 1
-
-
-def test_one_sequence_is_dealt_no_runs_that_are_left() -> None:
-    bounds = torch.tensor([[0, 131072, 131072, 131072]], dtype=torch.int32)
-    plan = reference.tiered_plan(bounds, 132, FORMATS[2])
-    assert plan[132, reference.NUM_RUNS] == 131
-
-
 def test_the_launch_of_a_served_model_has_its_variant() -> None:
     assert_bundled(lambda: tiered_plan(bounds_of([100]), 3, reference.SERVED_FORMATS))

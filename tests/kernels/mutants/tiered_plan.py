@@ -22,8 +22,6 @@ OP = Op(
         "codes alone": lambda: (torch.tensor([[0, 640, 1280, 1280]]).int(), 7, FORMATS[0]),
         "runs that are nearly enough": lambda: (bounds_of([65] * 5), 9, FORMATS[0]),
         "runs that are just enough": lambda: (bounds_of([80, 48]), 3, FORMATS[0]),
-        "runs of 8 bits that are left": lambda: (bounds_of([900, 0, 900, 900]), 20, FORMATS[2]),
-        "more than sequences": lambda: (bounds_of([900, 0]), 40, FORMATS[2]),
         "nothing": lambda: (torch.zeros(2, 4, dtype=torch.int32), 3, FORMATS[1]),
         "two tiers of 8 bits": lambda: (bounds_of(LENGTHS), 5, FORMATS[2]),
     },
@@ -38,20 +36,8 @@ MUTANTS = {
         ),
         Mutant(
             "a run that is never enough",
-            "tl.where(pieces <= runs, enough, most + 1)",
-            "tl.where(pieces < runs, enough, most + 1)",
-            DIFFERS,
-        ),
-        Mutant(
-            "runs left that are not dealt out", "(enough == found) & fits", "enough < 0", DIFFERS
-        ),
-        Mutant("runs left for others", "(sequence < left)", "(sequence <= left)", DIFFERS),
-        Mutant("runs for nothing", "& (cost > 0)).to", "& (cost >= 0)).to", DIFFERS),
-        Mutant("too many runs left", "left < sequences, left, 0", "left > 0, left, 0", DIFFERS),
-        Mutant(
-            "shares that are not equal",
-            "end = end // per_run * cost // num_runs",
-            "end = offset + per_run",
+            "is_enough = tl.sum(pieces, 0) <= runs",
+            "is_enough = tl.sum(pieces, 0) < runs",
             DIFFERS,
         ),
         Mutant("more than a run may take", "fits = found <= most", "fits = found > 0", DIFFERS),
@@ -68,8 +54,8 @@ MUTANTS = {
         Mutant("no place spared", "runs - runs // SPARED)", "runs)", DIFFERS),
         Mutant(
             "a sequence not rounded up",
-            "last_run = tl.cdiv(base + whole, per_run)",
-            "last_run = (base + whole) // per_run",
+            "last_run = tl.cdiv(base + cost, per_run)",
+            "last_run = (base + cost) // per_run",
             DIFFERS,
         ),
         Mutant(
