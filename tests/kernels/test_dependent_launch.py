@@ -1,16 +1,13 @@
 """Some kernels start while the one before them ends, and store nothing until then."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.kernels.compiling import output_of
 from tests.kernels.dependent_code import LOAD, STORE
 
-ROOT = Path(__file__).parents[2]
 # What they load before: of plans, tables and lengths, which no kernel stores right before them.
 LOADS_BEFORE = {
     "kv_append": 0,
@@ -35,18 +32,10 @@ LOADS_BEFORE = {
 
 
 def test_they_wait_before_they_touch_memory(tmp_path: Path):
-    environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.dependent_code", *LOADS_BEFORE, "grey"],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    names = (*LOADS_BEFORE, "grey")
+    printed = output_of("tests.kernels.dependent_code", *names, cache=tmp_path)
     expected = {name: [num_loads, 0] for name, num_loads in LOADS_BEFORE.items()}
-    assert json.loads(ran.stdout) == {**expected, "grey": None}
+    assert json.loads(printed) == {**expected, "grey": None}
 
 
 @pytest.mark.parametrize(
